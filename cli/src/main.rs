@@ -1,0 +1,2 @@
+//! The program `threadgate`.
+fn main() {}

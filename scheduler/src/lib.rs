@@ -1,0 +1,1 @@
+//! Passes that find what is due, dead or stuck.

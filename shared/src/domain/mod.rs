@@ -1,0 +1,22 @@
+//! The rules, pure: no I/O, never async, no clock.
+
+pub mod id;
+pub mod message;
+pub mod meta;
+pub mod run;
+pub mod state;
+
+pub use id::{
+    Caller, GraphVersion, LeaseToken, MessageId, PoolName, RunId, Scope, StepId, Tenant, ThreadId, ThreadKey, UserId,
+    WorkerId,
+};
+pub use message::{FieldError, Message, Role};
+pub use meta::{ExecutionMeta, ExecutionStatus};
+pub use run::{IllegalTransition, RunEvent, RunStatus};
+pub use state::ThreadState;
+
+/// Any JSON value; numbers keep their digits and objects their order.
+pub type Json = serde_json::Value;
+
+/// A JSON object.
+pub type JsonMap = serde_json::Map<String, Json>;

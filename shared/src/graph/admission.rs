@@ -1,0 +1,283 @@
+//! Whether a thread takes a new run, and where that run starts. Called inside the transaction that
+//! creates the run, on the locked thread.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::Manifest;
+use super::engine::{completed, paused};
+use crate::domain::meta::{END, ExecutionMeta, ExecutionStatus, START};
+use crate::domain::{GraphVersion, Json, JsonMap, Message, MessageId, Role, RunId, ThreadId};
+
+/// What a client sends to a run.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RunInput {
+    /// New messages, already checked.
+    pub messages: Vec<Message>,
+    /// Values for state fields; `current_node` picks the start node.
+    pub state: JsonMap,
+    /// The answer to the pending question; `Some(null)` is an answer too.
+    pub resume: Option<Json>,
+    /// Which question `resume` answers.
+    pub interrupt_id: Option<String>,
+}
+
+/// What admission needs to know of the locked thread.
+#[derive(Debug, Clone)]
+pub struct ThreadView {
+    /// The graph the thread belongs to.
+    pub graph: String,
+    /// The version of its last run.
+    pub graph_version: GraphVersion,
+    /// Its place.
+    pub meta: ExecutionMeta,
+    /// The run that occupies it.
+    pub active_run: Option<RunId>,
+    /// Which of the input's message ids are in its context.
+    pub known_ids: HashSet<MessageId>,
+    /// The role of the newest message of its context.
+    pub last_role: Option<Role>,
+    /// The error code of its last run.
+    pub last_error: Option<String>,
+}
+
+/// The graph versions a run could start on: the newest first.
+pub type Versions = [(GraphVersion, Arc<Manifest>)];
+
+/// What the transaction writes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Admission {
+    /// The version the run is pinned to.
+    pub graph_version: GraphVersion,
+    /// Appended to the context.
+    pub messages: Vec<Message>,
+    /// Field values to write.
+    pub fields: JsonMap,
+    /// The thread's place.
+    pub meta: ExecutionMeta,
+    /// How the run begins.
+    pub start: Start,
+}
+
+/// How an admitted run begins.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Start {
+    /// With a step at this node; seq 0 where the node is `__start__`, else 1.
+    Node(String),
+    /// It is complete at once: nothing is left to run.
+    Completed,
+    /// It pauses at once, before its first node.
+    Interrupted,
+}
+
+/// Why a thread does not take a run; nothing is written.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// Another run is active (409).
+    #[error("thread '{thread}' is busy with run {run}; wait for it, stop it, or use another thread")]
+    Busy {
+        /// The thread.
+        thread: ThreadId,
+        /// The run that occupies it.
+        run: RunId,
+    },
+    /// A plain message, or an answer to another question, while a question is open (409).
+    #[error("Thread is paused at interrupt '{id}' in node '{node}'. Resume it with {{'resume': value}}.")]
+    Paused {
+        /// The open question.
+        id: String,
+        /// The node that asks.
+        node: String,
+    },
+    /// An answer that names a question which is not open (409).
+    #[error("interrupt '{0}' is not open on this thread; read the thread's state for the open one")]
+    NotThisInterrupt(String),
+    /// An answer where nothing is asked (422).
+    #[error("Nothing to resume: this thread is not paused at an interrupt()")]
+    NothingToResume,
+    /// An answer that does not satisfy the question's schema (422).
+    #[error("the answer does not satisfy the question's response_schema: {0}")]
+    AnswerSchema(String),
+    /// No message and an empty context (422).
+    #[error("a run needs at least one message")]
+    NoMessages,
+    /// A tool result nobody waits for (422).
+    #[error("No remote tool call '{0}' is waiting for a result")]
+    NoSuchCall(String),
+    /// The start node does not exist (422).
+    #[error("[GRAPH_007] current_node '{0}' is not a node of this graph; choose one that GET /v1/graph lists")]
+    UnknownStart(String),
+    /// The start node is a tool node (422).
+    #[error("current_node '{0}' is a tool node; runs cannot start there")]
+    ToolNodeStart(String),
+    /// The thread belongs to another graph (422).
+    #[error("this thread belongs to graph '{0}'; use that graph or a new thread")]
+    OtherGraph(String),
+    /// The version the thread is pinned to is not at hand; read it and try again.
+    #[error("the thread continues on graph version {0}, which is not loaded")]
+    VersionNeeded(GraphVersion),
+}
+
+/// Decides whether `view` takes `input`. `thread` names the thread, `None` as view is a new one.
+///
+/// # Errors
+/// [`Refusal`]; the caller writes nothing.
+pub fn admit(
+    versions: &Versions,
+    thread: &ThreadId,
+    view: Option<&ThreadView>,
+    input: &RunInput,
+) -> Result<Admission, Refusal> {
+    let (newest, manifest) = versions.first().expect("a run names a registered graph");
+    if let Some(view) = view {
+        if let Some(run) = view.active_run {
+            return Err(Refusal::Busy { thread: thread.clone(), run });
+        }
+        if view.graph != manifest.name {
+            return Err(Refusal::OtherGraph(view.graph.clone()));
+        }
+    }
+    refuse_tool_results(&input.messages)?;
+    let meta = view.map_or_else(|| ExecutionMeta::fresh(thread.as_str()), |view| view.meta.clone());
+    let meta = answered(meta, input)?;
+    let messages = new_messages(view, &input.messages);
+    if messages.is_empty() && input.resume.is_none() && view.is_none_or(|view| view.last_role.is_none()) {
+        return Err(Refusal::NoMessages);
+    }
+
+    let chosen = chosen_start(manifest, &input.state)?;
+    let continues =
+        view.is_some() && meta.status != ExecutionStatus::Completed && meta.current_node != START && chosen.is_none();
+    let (version, manifest) = match view {
+        Some(view) if continues => versions
+            .iter()
+            .find(|(version, _)| *version == view.graph_version)
+            .map(|(version, manifest)| (version, manifest))
+            .ok_or_else(|| Refusal::VersionNeeded(view.graph_version.clone()))?,
+        _ => (newest, manifest),
+    };
+    let (meta, start) = if continues { continued(meta, view) } else { started(manifest, meta, chosen) };
+    let fields = known_fields(manifest, &input.state);
+    Ok(Admission { graph_version: version.clone(), messages, fields, meta, start })
+}
+
+/// The place of a run that goes on where the last one paused, stopped or failed.
+fn continued(meta: ExecutionMeta, view: Option<&ThreadView>) -> (ExecutionMeta, Start) {
+    let node = meta.current_node.clone();
+    if node == END {
+        // A pause after the last node: nothing is left to run.
+        let last = meta.interrupted_node.clone().unwrap_or(node);
+        let step = meta.step;
+        return (completed(meta, &last, step), Start::Completed);
+    }
+    let after_limit = view.and_then(|view| view.last_error.as_deref()) == Some("RECURSION_001");
+    let step = if after_limit && meta.status == ExecutionStatus::Error { 0 } else { meta.step };
+    (meta.running_at(&node, step), Start::Node(node))
+}
+
+/// The place of a run that starts at the entry, or at the node the client chose.
+fn started(manifest: &Manifest, mut meta: ExecutionMeta, chosen: Option<&str>) -> (ExecutionMeta, Start) {
+    meta.internal_data.remove("interrupt_resume");
+    let (node, step) = match (chosen, manifest.entry()) {
+        (Some(END), _) => return (completed(meta, END, 0), Start::Completed),
+        (Some(node), _) => (node, 0),
+        (None, Some(entry)) => (entry, 1),
+        (None, None) => (START, 0),
+    };
+    if manifest.interrupt_before.iter().any(|name| name == node) {
+        let pause = paused(meta, ExecutionStatus::InterruptedBefore, node, node, step);
+        return (pause, Start::Interrupted);
+    }
+    (meta.running_at(node, step), Start::Node(node.to_owned()))
+}
+
+fn chosen_start<'a>(manifest: &Manifest, state: &'a JsonMap) -> Result<Option<&'a str>, Refusal> {
+    let Some(node) = state.get("current_node").and_then(Json::as_str).filter(|node| !node.is_empty()) else {
+        return Ok(None);
+    };
+    let node = match node {
+        "start" => START,
+        "end" => END,
+        node => node,
+    };
+    if !manifest.is_place(node) {
+        return Err(Refusal::UnknownStart(node.to_owned()));
+    }
+    if manifest.node(node).is_some_and(|spec| spec.kind == "tools") {
+        return Err(Refusal::ToolNodeStart(node.to_owned()));
+    }
+    Ok(Some(node))
+}
+
+/// Records the answer, if the thread waits for one.
+fn answered(mut meta: ExecutionMeta, input: &RunInput) -> Result<ExecutionMeta, Refusal> {
+    let open = match (&meta.interrupt_reason, &meta.interrupt_data) {
+        (Some(reason), Some(data)) if reason == "interrupt" => data.get("interrupt").cloned(),
+        _ => None,
+    };
+    let Some(open) = open else {
+        return match (&input.resume, &input.interrupt_id) {
+            (None, None) => Ok(meta),
+            (_, Some(id)) => Err(Refusal::NotThisInterrupt(id.clone())),
+            (Some(_), None) => Err(Refusal::NothingToResume),
+        };
+    };
+    let text = |name: &str| open[name].as_str().unwrap_or_default().to_owned();
+    if let Some(id) = input.interrupt_id.as_ref().filter(|id| **id != text("id")) {
+        return Err(Refusal::NotThisInterrupt(id.clone()));
+    }
+    let Some(answer) = &input.resume else {
+        return Err(Refusal::Paused { id: text("id"), node: text("node") });
+    };
+    if !open["response_schema"].is_null() {
+        jsonschema::validate(&open["response_schema"], answer)
+            .map_err(|error| Refusal::AnswerSchema(error.to_string()))?;
+    }
+    let answers = meta.internal_data.entry("interrupt_resume").or_insert_with(|| Json::Object(JsonMap::new()));
+    if let Json::Object(answers) = answers {
+        answers.insert(text("key"), answer.clone());
+    }
+    Ok(meta)
+}
+
+/// The answers given so far to the questions of `node`, in the order of its calls.
+#[must_use]
+pub fn answers_of(meta: &ExecutionMeta, node: &str) -> Vec<Json> {
+    let answers = meta.internal_data.get("interrupt_resume");
+    (0..).map_while(|position| answers?.get(format!("node:{node}:{position}")).cloned()).collect()
+}
+
+/// New to the context; where nothing is, a last user message the context does not end with is added
+/// again under a fresh id.
+fn new_messages(view: Option<&ThreadView>, messages: &[Message]) -> Vec<Message> {
+    let mut seen = view.map(|view| view.known_ids.clone()).unwrap_or_default();
+    let fresh: Vec<Message> =
+        messages.iter().filter(|message| !message.delta && seen.insert(message.message_id.clone())).cloned().collect();
+    match messages.last() {
+        Some(last)
+            if fresh.is_empty()
+                && last.role == Role::User
+                && view.and_then(|view| view.last_role) != Some(Role::User) =>
+        {
+            let mut again = last.clone();
+            again.message_id = MessageId::random();
+            again.delta = false;
+            vec![again]
+        }
+        _ => fresh,
+    }
+}
+
+/// No call waits for a client's result until remote tools exist.
+fn refuse_tool_results(messages: &[Message]) -> Result<(), Refusal> {
+    let result = messages.iter().flat_map(|message| &message.content).find(|block| block["type"] == "tool_result");
+    match result {
+        Some(block) => Err(Refusal::NoSuchCall(block["call_id"].as_str().unwrap_or_default().to_owned())),
+        None => Ok(()),
+    }
+}
+
+fn known_fields(manifest: &Manifest, state: &JsonMap) -> JsonMap {
+    let known = |name: &str| manifest.fields.iter().any(|field| field.name == name);
+    state.iter().filter(|(name, _)| known(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+}

@@ -1,0 +1,336 @@
+//! What follows a node: the one place that decides how a run goes on. Streaming and invoking are
+//! views of it.
+
+use std::collections::HashSet;
+
+use super::node::{Interrupt, NodeError, Outcome};
+use super::{Graph, GraphError};
+use crate::domain::meta::{END, ExecutionMeta, ExecutionStatus};
+use crate::domain::state::to_json;
+use crate::domain::{Json, JsonMap, Message, MessageId, ThreadState};
+
+/// Where the run is.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The node that ran.
+    pub node: &'a str,
+    /// Its place in the run, from 1 (0 = `__start__`).
+    pub seq: i32,
+    /// How many steps the run may take, `__start__` included: N allows N − 1 nodes.
+    pub step_limit: i32,
+}
+
+/// How the run goes on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Next {
+    /// Another node, a step of its own.
+    Node(String),
+    /// The graph's end.
+    Completed,
+    /// Somebody is asked.
+    Interrupted(Option<PendingInterrupt>),
+    /// For good; the thread stays usable.
+    Failed(RunError),
+}
+
+/// A question as it is stored and shown.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct PendingInterrupt {
+    /// `int_` + 32 hex digits, new for every pause.
+    pub id: String,
+    /// The position: `node:<node>:<n>`.
+    pub key: String,
+    /// The node that asks.
+    pub node: String,
+    /// See [`Interrupt::value`].
+    pub value: Json,
+    /// See [`Interrupt::message`].
+    pub message: Option<String>,
+    /// See [`Interrupt::reason`].
+    pub reason: String,
+    /// See [`Interrupt::response_schema`].
+    pub response_schema: Option<Json>,
+    /// The tool call it is about.
+    pub tool_call_id: Option<String>,
+}
+
+impl PendingInterrupt {
+    /// The question `question`, asked at `position` of `node`.
+    #[must_use]
+    pub fn ask(node: &str, position: usize, question: Interrupt) -> Self {
+        Self {
+            id: format!("int_{}", uuid::Uuid::new_v4().simple()),
+            key: format!("node:{node}:{position}"),
+            node: node.to_owned(),
+            value: question.value,
+            message: question.message,
+            reason: question.reason,
+            response_schema: question.response_schema,
+            tool_call_id: None,
+        }
+    }
+}
+
+/// Why a run failed.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct RunError {
+    /// The wire's code: `NODE_001`, `RECURSION_001`, `GRAPH_007`, `worker_crash`, …
+    pub code: String,
+    /// A sentence for the graph's author.
+    pub message: String,
+    /// The node it happened in.
+    pub node: Option<String>,
+    /// Whether the same input could succeed another time.
+    pub transient: bool,
+}
+
+/// What one step commits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advance {
+    /// Messages that are new to the context, in order.
+    pub messages: Vec<Message>,
+    /// Ids of messages that leave the context.
+    pub removed: Vec<MessageId>,
+    /// Fields whose value changed.
+    pub fields: JsonMap,
+    /// The place, unless a stop is seen.
+    pub meta: ExecutionMeta,
+    /// The place if the commit sees a stop.
+    pub stopped_meta: ExecutionMeta,
+    /// How the run goes on, unless a stop is seen.
+    pub next: Next,
+}
+
+/// The state after `advance`.
+#[must_use]
+pub fn apply(state: &ThreadState, advance: &Advance) -> ThreadState {
+    let mut after = merged(state, &advance.messages, &advance.removed, &advance.fields);
+    after.execution_meta = advance.meta.clone();
+    after
+}
+
+/// Decides what follows from `result`, which `place.node` returned on `state`.
+#[must_use]
+pub fn advance(graph: &Graph, place: Place<'_>, state: &ThreadState, result: Result<Outcome, NodeError>) -> Advance {
+    match result {
+        Ok(outcome) => settle(graph, place, state, outcome).unwrap_or_else(|error| failed(state, place.node, error)),
+        Err(NodeError::Interrupt { position, question }) => {
+            paused_inside(state, PendingInterrupt::ask(place.node, position, *question))
+        }
+        Err(NodeError::Failed { code, message, retryable }) => {
+            let message = format!("Error in node '{}': {message}", place.node);
+            failed(
+                state,
+                place.node,
+                RunError { code, message, node: Some(place.node.to_owned()), transient: retryable },
+            )
+        }
+    }
+}
+
+fn settle(graph: &Graph, place: Place<'_>, state: &ThreadState, outcome: Outcome) -> Result<Advance, RunError> {
+    let manifest = &graph.manifest;
+    let node = place.node;
+    let update = outcome.command.update;
+    let fields = changed_fields(graph, node, state, update.fields)?;
+    let messages = new_messages(state, &update.remove, update.messages);
+    let after = merged(state, &messages, &update.remove, &fields);
+    let target = match outcome.command.goto {
+        Some(target) => graph.checked_target(node, target),
+        None => graph.route(node, &after),
+    }
+    .map_err(|error| graph_failure(node, &error))?;
+
+    let step = state.execution_meta.step + 1;
+    let mut meta = state.execution_meta.clone();
+    meta.internal_data.remove("interrupt_resume");
+    let stopped_meta = stopped(meta.clone(), &target, step);
+    let pauses_after = manifest.interrupt_after.iter().any(|name| name == node);
+    let pauses_before = manifest.interrupt_before.contains(&target);
+    let (meta, next) = if pauses_after {
+        let pause = paused(meta, ExecutionStatus::InterruptedAfter, node, &target, step);
+        (pause, Next::Interrupted(None))
+    } else if target == END {
+        (completed(meta, node, step), Next::Completed)
+    } else if place.seq + 1 >= place.step_limit {
+        let message = format!("Graph execution exceeded recursion limit: {}", place.step_limit);
+        let error =
+            RunError { code: "RECURSION_001".to_owned(), message, node: Some(node.to_owned()), transient: false };
+        // The node's output is kept, so the next run goes on behind it.
+        (errored(meta.running_at(&target, step), &error), Next::Failed(error))
+    } else if pauses_before {
+        let pause = paused(meta, ExecutionStatus::InterruptedBefore, &target, &target, step);
+        (pause, Next::Interrupted(None))
+    } else {
+        (meta.running_at(&target, step), Next::Node(target))
+    };
+    Ok(Advance { messages, removed: update.remove, fields, meta, stopped_meta, next })
+}
+
+/// What a step commits when its run fails: nothing but the failure.
+#[must_use]
+pub fn failed(state: &ThreadState, node: &str, error: RunError) -> Advance {
+    let mut meta = state.execution_meta.clone();
+    node.clone_into(&mut meta.current_node);
+    let meta = errored(meta, &error);
+    Advance {
+        messages: Vec::new(),
+        removed: Vec::new(),
+        fields: JsonMap::new(),
+        stopped_meta: meta.clone(),
+        meta,
+        next: Next::Failed(error),
+    }
+}
+
+fn paused_inside(state: &ThreadState, interrupt: PendingInterrupt) -> Advance {
+    let mut meta = state.execution_meta.clone();
+    let stopped_meta = stopped(meta.clone(), &interrupt.node, meta.step);
+    meta.status = ExecutionStatus::InterruptedBefore;
+    meta.current_node.clone_from(&interrupt.node);
+    meta.interrupted_node = Some(interrupt.node.clone());
+    meta.interrupt_reason = Some("interrupt".to_owned());
+    meta.interrupt_data = Some(serde_json::json!({ "interrupt": to_json(&interrupt) }));
+    Advance {
+        messages: Vec::new(),
+        removed: Vec::new(),
+        fields: JsonMap::new(),
+        meta,
+        stopped_meta,
+        next: Next::Interrupted(Some(interrupt)),
+    }
+}
+
+/// A completed thread keeps the last node as its current one.
+#[must_use]
+pub fn completed(mut meta: ExecutionMeta, node: &str, step: i64) -> ExecutionMeta {
+    meta = meta.running_at(node, step);
+    meta.status = ExecutionStatus::Completed;
+    meta
+}
+
+/// The place after a pause by the graph's lists: `about` is the node the pause is about, `target`
+/// the one the next run starts at.
+#[must_use]
+pub fn paused(meta: ExecutionMeta, status: ExecutionStatus, about: &str, target: &str, step: i64) -> ExecutionMeta {
+    let word = if status == ExecutionStatus::InterruptedBefore { "before" } else { "after" };
+    let mut meta = meta.running_at(target, step);
+    meta.status = status;
+    meta.interrupted_node = Some(about.to_owned());
+    meta.interrupt_reason = Some(format!("interrupt_{word}: {about}"));
+    meta
+}
+
+/// The place after a stop: `target` is the node that did not run.
+#[must_use]
+pub fn stopped(meta: ExecutionMeta, target: &str, step: i64) -> ExecutionMeta {
+    let mut meta = meta.running_at(target, step);
+    meta.status = ExecutionStatus::InterruptedAfter;
+    meta.interrupted_node = Some(target.to_owned());
+    meta.interrupt_reason = Some("stop_requested".to_owned());
+    meta.interrupt_data = Some(serde_json::json!({"source": "stop", "info": "requested via is_stopped_requested"}));
+    meta
+}
+
+/// The place after a failure.
+#[must_use]
+pub fn errored(mut meta: ExecutionMeta, error: &RunError) -> ExecutionMeta {
+    meta.status = ExecutionStatus::Error;
+    meta.internal_data.insert("error".to_owned(), Json::String(format!("[{}] {}", error.code, error.message)));
+    meta
+}
+
+fn graph_failure(node: &str, error: &GraphError) -> RunError {
+    RunError {
+        code: error.code.to_owned(),
+        message: error.message.clone(),
+        node: Some(node.to_owned()),
+        transient: false,
+    }
+}
+
+fn changed_fields(graph: &Graph, node: &str, state: &ThreadState, fields: JsonMap) -> Result<JsonMap, RunError> {
+    let declared =
+        |name: &str| name == "context_summary" || graph.manifest.fields.iter().any(|field| field.name == name);
+    if let Some(name) = fields.keys().find(|name| !declared(name)) {
+        let message = format!(
+            "Error in node '{node}': it wrote the field '{name}', which the graph's state does not have; declare it, or return another"
+        );
+        return Err(RunError { code: "NODE_001".to_owned(), message, node: Some(node.to_owned()), transient: false });
+    }
+    Ok(fields.into_iter().filter(|(name, value)| state.fields.get(name) != Some(value)).collect())
+}
+
+/// Messages whose id is not in the context yet (or leaves it in this step), pieces left out; of two
+/// with one id the first counts.
+fn new_messages(state: &ThreadState, removed: &[MessageId], messages: Vec<Message>) -> Vec<Message> {
+    let mut seen: HashSet<&MessageId> = state.context.iter().map(|message| &message.message_id).collect();
+    for id in removed {
+        seen.remove(id);
+    }
+    let mut seen: HashSet<MessageId> = seen.into_iter().cloned().collect();
+    messages.into_iter().filter(|message| !message.delta && seen.insert(message.message_id.clone())).collect()
+}
+
+fn merged(state: &ThreadState, messages: &[Message], removed: &[MessageId], fields: &JsonMap) -> ThreadState {
+    let mut after = state.clone();
+    after.context.retain(|message| !removed.contains(&message.message_id));
+    after.context.extend(messages.iter().cloned());
+    for (name, value) in fields {
+        if name == "context_summary" {
+            after.context_summary = Some(value.clone());
+        } else {
+            after.fields.insert(name.clone(), value.clone());
+        }
+    }
+    after
+}
+
+impl Graph {
+    /// `target`, if a run may go there from `source`.
+    ///
+    /// # Errors
+    /// `GRAPH_007` names both ends.
+    pub fn checked_target(&self, source: &str, target: String) -> Result<String, GraphError> {
+        if self.manifest.is_place(&target) {
+            return Ok(target);
+        }
+        Err(GraphError {
+            code: "GRAPH_007",
+            message: format!(
+                "node '{source}' leads to '{target}', which is neither a node nor {END}; add the node or correct the name"
+            ),
+        })
+    }
+
+    /// Where the edges lead from `source`: the first conditional edge that matches, else the first
+    /// static one, else the end. Each condition is asked once.
+    ///
+    /// # Errors
+    /// `GRAPH_ROUTING_001` if a condition failed, `GRAPH_007` if the target does not exist.
+    pub fn route(&self, source: &str, state: &ThreadState) -> Result<String, GraphError> {
+        let edges = self.manifest.edges.iter().enumerate().filter(|(_, edge)| edge.source == source);
+        let mut first_static = None;
+        for (index, edge) in edges {
+            let Some(condition) = self.conditions.get(&index) else {
+                first_static = first_static.or(edge.target.clone());
+                continue;
+            };
+            let value = condition(state).map_err(|error| GraphError {
+                code: "GRAPH_ROUTING_001",
+                message: format!("the condition on the edge from '{source}' failed: {error}"),
+            })?;
+            let target = match (&edge.mapping, value) {
+                (Some(mapping), value) => {
+                    mapping.iter().find(|(key, _)| *key == value).map(|(_, target)| target.clone())
+                }
+                (None, Json::String(target)) => Some(target),
+                (None, _) => None,
+            };
+            if let Some(target) = target {
+                return self.checked_target(source, target);
+            }
+        }
+        self.checked_target(source, first_static.unwrap_or_else(|| END.to_owned()))
+    }
+}

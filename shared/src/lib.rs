@@ -1,0 +1,10 @@
+//! What all Threadgate programs share: the rules (`domain`, `graph`), where the truth lives
+//! (`store`), how work is announced (`queue`, `dispatcher`) and what a client may follow (`events`).
+//!
+//! Arrows point down only: `domain` ← `graph` ← `store`, `queue` ← `dispatcher`.
+
+pub mod domain;
+pub mod events;
+pub mod graph;
+pub mod queue;
+pub mod store;

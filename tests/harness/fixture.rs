@@ -1,0 +1,2 @@
+//! A program with the test graphs.
+fn main() {}
