@@ -3,8 +3,10 @@
 //!
 //! Arrows point down only: `domain` ← `graph` ← `store`, `queue` ← `dispatcher`.
 
+pub mod dispatcher;
 pub mod domain;
 pub mod events;
 pub mod graph;
+pub mod parts;
 pub mod queue;
 pub mod store;

@@ -1,9 +1,11 @@
 //! How work is announced: a job is a wake-up, the store decides. Redis Streams through apalis, or
 //! in process. Only this module names apalis or Redis Streams.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::{GraphVersion, PoolName, StepId};
 
@@ -41,29 +43,12 @@ pub struct QueueError {
     pub message: String,
 }
 
-/// A job that a worker holds; dropping it unacknowledged leaves it to the reclaimer.
-#[derive(Debug)]
-pub struct Delivery {
-    /// The wake-up.
-    pub job: Job,
-    /// Acknowledges it; call after the claim was decided and the step committed or left.
-    pub ack: Ack,
-}
-
-/// Acknowledges one delivery.
-#[derive(Debug)]
-pub struct Ack(pub(crate) Option<(mpsc::UnboundedSender<AckId>, AckId)>);
-
-/// Names a delivery to its queue.
-pub type AckId = (Lane, String);
-
-impl Ack {
-    /// Tells the queue that this job needs nobody any more.
-    pub fn done(mut self) {
-        if let Some((sender, id)) = self.0.take() {
-            let _ = sender.send(id);
-        }
-    }
+/// Does the work a job announces.
+#[async_trait]
+pub trait JobHandler: Send + Sync + 'static {
+    /// Claims the step, runs its node and commits, or leaves it; never fails: whatever goes wrong is
+    /// in the store, and the job is acknowledged when this returns.
+    async fn handle(&self, job: Job);
 }
 
 /// Announces work. Every call is best effort.
@@ -74,6 +59,17 @@ pub trait JobQueue: Send + Sync + 'static {
 
     /// How many unread jobs each lane of `lanes` holds.
     async fn unread(&self, lanes: &[Lane]) -> Result<Vec<usize>, QueueError>;
+
+    /// Reads jobs from `lanes`, the first before the others (with a share for the last), and hands
+    /// them to `handler`, at most `slots` at once, each on a task of its own; holds no more jobs than
+    /// it has free slots. Returns when `shutdown` is cancelled and the last handler has returned.
+    async fn work(
+        &self,
+        lanes: &[Lane],
+        slots: usize,
+        handler: Arc<dyn JobHandler>,
+        shutdown: CancellationToken,
+    ) -> Result<(), QueueError>;
 
     /// Whether the last exchange with the queue worked; false switches workers to the store.
     fn is_healthy(&self) -> bool;
