@@ -37,7 +37,7 @@ impl Dispatcher {
     /// # Errors
     /// [`StoreError`] if the store cannot be asked; a queue that cannot be reached sends nothing.
     pub async fn top_up(&self, pool: &PoolName, class: i16) -> Result<usize, StoreError> {
-        let picked = self.store.dispatch(pool, class, &crate::domain::Tenant(String::new()), 16, 1).await?;
+        let picked = self.store.dispatch(pool, class, &crate::domain::Tenant(String::new()), 16, 1, &[]).await?;
         let jobs: Vec<Job> = picked.into_iter().map(|(job, _)| job).collect();
         self.send(&jobs).await;
         Ok(jobs.len())

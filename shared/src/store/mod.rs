@@ -234,7 +234,9 @@ pub trait Threads: Send + Sync + 'static {
 #[async_trait]
 pub trait Upkeep: Send + Sync + 'static {
     /// Takes backlog steps of a pool and class for sending: at most `tenants` tenants after
-    /// `after`, in turn, `each` steps each. Fewer tenants than asked: begin again at "".
+    /// `after`, in turn, `each` steps each. Fewer tenants than asked: begin again at "". Steps of a
+    /// version in `except` stay where they are: their streams are full, for few or no workers have
+    /// the code, and they must not use up the places of steps that could run.
     async fn dispatch(
         &self,
         pool: &PoolName,
@@ -242,6 +244,7 @@ pub trait Upkeep: Send + Sync + 'static {
         after: &Tenant,
         tenants: u32,
         each: u32,
+        except: &[GraphVersion],
     ) -> Result<Vec<(Job, Tenant)>, StoreError>;
 
     /// Pools and classes that have backlog steps.
