@@ -156,22 +156,19 @@ pub fn admit(
             .ok_or_else(|| Refusal::VersionNeeded(view.graph_version.clone()))?,
         _ => (newest, manifest),
     };
-    let (meta, start) = if continues { continued(meta, view) } else { started(manifest, meta, chosen) };
+    let (meta, start) = if continues { continued(meta) } else { started(manifest, meta, chosen) };
     let fields = known_fields(manifest, &input.state);
     Ok(Admission { graph_version: version.clone(), messages, fields, meta, start })
 }
 
 /// The place of a run that goes on where the last one paused, stopped or failed.
-fn continued(meta: ExecutionMeta, view: Option<&ThreadView>) -> (ExecutionMeta, Start) {
-    let node = meta.current_node.clone();
+fn continued(meta: ExecutionMeta) -> (ExecutionMeta, Start) {
+    let (node, step) = (meta.current_node.clone(), meta.step);
     if node == END {
         // A pause after the last node: nothing is left to run.
         let last = meta.interrupted_node.clone().unwrap_or(node);
-        let step = meta.step;
         return (completed(meta, &last, step), Start::Completed);
     }
-    let after_limit = view.and_then(|view| view.last_error.as_deref()) == Some("RECURSION_001");
-    let step = if after_limit && meta.status == ExecutionStatus::Error { 0 } else { meta.step };
     (meta.running_at(&node, step), Start::Node(node))
 }
 

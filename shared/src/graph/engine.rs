@@ -154,10 +154,9 @@ fn settle(graph: &Graph, place: Place<'_>, state: &ThreadState, outcome: Outcome
         (completed(meta, node, step), Next::Completed)
     } else if place.seq + 1 >= place.step_limit {
         let message = format!("Graph execution exceeded recursion limit: {}", place.step_limit);
-        let error =
-            RunError { code: "RECURSION_001".to_owned(), message, node: Some(node.to_owned()), transient: false };
-        // The node's output is kept, so the next run goes on behind it.
-        (errored(meta.running_at(&target, step), &error), Next::Failed(error))
+        let error = RunError { code: "RECURSION_001".to_owned(), message, node: Some(target), transient: false };
+        // The output is kept; the error names the node that did not run, and the next run starts over.
+        (errored(meta.running_at(node, step), &error), Next::Failed(error))
     } else if pauses_before {
         let pause = paused(meta, ExecutionStatus::InterruptedBefore, &target, &target, step);
         (pause, Next::Interrupted(None))
