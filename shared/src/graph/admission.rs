@@ -57,6 +57,9 @@ pub struct Admission {
     pub meta: ExecutionMeta,
     /// How the run begins.
     pub start: Start,
+    /// Whether it goes on where the thread's last run paused, stopped or failed; after a pause the
+    /// new run resumes the paused one.
+    pub continues: bool,
 }
 
 /// How an admitted run begins.
@@ -158,7 +161,7 @@ pub fn admit(
     };
     let (meta, start) = if continues { continued(meta) } else { started(manifest, meta, chosen) };
     let fields = known_fields(manifest, &input.state);
-    Ok(Admission { graph_version: version.clone(), messages, fields, meta, start })
+    Ok(Admission { graph_version: version.clone(), messages, fields, meta, start, continues })
 }
 
 /// The place of a run that goes on where the last one paused, stopped or failed.

@@ -26,6 +26,9 @@ pub enum StoreError {
     /// The thread has an active run (409); nothing was written.
     #[error("thread '{0}' is busy; wait for its run or stop it")]
     Busy(ThreadId),
+    /// The thread belongs to somebody else, who is not told apart from nobody (404).
+    #[error("thread '{0}' does not exist")]
+    NoSuchThread(ThreadId),
     /// The key was used with another body (409); nothing was written.
     #[error("this Idempotency-Key was used with another body; use a new key")]
     IdempotencyMismatch,
@@ -100,6 +103,7 @@ pub trait Graphs: Send + Sync + 'static {
 pub trait Runs: Send + Sync + 'static {
     /// Creates the run, its messages, fields, checkpoint and first step in one transaction, on the
     /// thread `admit` agreed to (created if it is new); the idempotency key is taken first (R21).
+    /// An admission that continues after a pause makes the run resume the paused one: same root.
     async fn create_run(&self, new: NewRun, admit: Admit<'_>) -> Result<Created, StoreError>;
 
     /// One run, with the status of the chain it is the root of left to [`Runs::last_of_chain`].
@@ -117,7 +121,9 @@ pub trait Runs: Send + Sync + 'static {
     /// The steps of a run in order, with attempts that did not end in a commit.
     async fn steps(&self, run: RunId) -> Result<Vec<StepRecord>, StoreError>;
 
-    /// Stops the thread's active run, or closes a paused one; the flag is durable on return.
+    /// Stops the thread's active run, or closes a paused one; durable on return. A run whose step
+    /// nobody holds is closed at once (step cancelled); a held one by the commit that sees the flag.
+    /// Each closing writes [`crate::graph::engine::stopped`] as a version of its own.
     async fn stop_thread(&self, scope: &Scope, thread: &ThreadId) -> Result<StopAnswer, StoreError>;
 
     /// Stops one run of a chain: its last one. `None` if it does not exist.
@@ -154,11 +160,13 @@ pub trait Steps: Send + Sync + 'static {
     /// Extends leases by `ttl` from now; answers per lease whether it is held and a stop is set.
     async fn heartbeat(&self, leases: &[(StepId, LeaseToken)], ttl: Duration) -> Result<Vec<LeaseState>, StoreError>;
 
-    /// Gives leases back uncharged, `ready` at once (drain). Returns how many were still held.
+    /// Gives leases back uncharged, `ready` at once, their runs `queued` (drain). Returns how many
+    /// were still held. Under a stop the step never starts again: the run is closed as stopped, at
+    /// the latest by the next sweep; the same goes for [`Steps::retry_step`] and an expired lease.
     async fn give_back(&self, leases: &[(StepId, LeaseToken)]) -> Result<u64, StoreError>;
 
-    /// Ends an attempt that failed and will be repeated after `delay`; records it. Returns whether
-    /// the lease was held.
+    /// Ends an attempt that failed and will be repeated after `delay`; records it. The step is
+    /// `delayed` until a sweep finds it due. Returns whether the lease was held.
     async fn retry_step(
         &self,
         step: StepId,
@@ -198,7 +206,10 @@ pub trait Threads: Send + Sync + 'static {
     /// [`StoreError::Busy`] while a run is active.
     async fn edit_state(&self, scope: &Scope, edit: StateEdit) -> Result<StoredState, StoreError>;
 
-    /// Clears the state; the message log stays.
+    /// Clears the state, its history too; the message log stays, and ids may come back.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] while a run is active.
     async fn clear_state(&self, scope: &Scope, id: &ThreadId) -> Result<(), StoreError>;
 
     /// The message log, oldest first; `search` is a case-insensitive part of the text.
@@ -213,14 +224,26 @@ pub trait Threads: Send + Sync + 'static {
     /// One message of the log, by either spelling of its id.
     async fn message(&self, scope: &Scope, id: &ThreadId, message: &str) -> Result<Option<Message>, StoreError>;
 
-    /// Appends to the log only, creating the thread if it is new.
+    /// Appends to the log only, creating the thread if it is new; gives no state to a thread
+    /// without one. An id that lives on the thread keeps its first body: whoever writes it again
+    /// only adds it to the list (context or log) it was missing in.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] while a run is active.
     async fn put_messages(&self, scope: &Scope, put: PutMessages) -> Result<(), StoreError>;
 
     /// Removes a message from log and context; whether it existed.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] while a run is active.
     async fn delete_message(&self, scope: &Scope, id: &ThreadId, message: &str) -> Result<bool, StoreError>;
 
-    /// Drops the messages `choose` names from the context as a version of their own, with an audit
-    /// entry by `who`; the state before, and how many left. `None` for a thread without state.
+    /// Drops the messages `choose` names from the context (not the log) as a version of their own,
+    /// with an audit entry by `who`; the state before, and how many left. Nothing to drop: nothing
+    /// is written. `None` for a thread without state.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] while a run is active.
     async fn fix(
         &self,
         scope: &Scope,
@@ -251,8 +274,8 @@ pub trait Upkeep: Send + Sync + 'static {
     async fn backlog_lanes(&self) -> Result<Vec<(PoolName, i16)>, StoreError>;
 
     /// Looks at what is due, at most `limit` rows: ready → to be sent again, delayed → ready,
-    /// leased → ready or (no attempt left) its run failed. Expired leases are left alone unless
-    /// `expire` (R10).
+    /// leased → ready, its run `queued`, to be sent, or (no attempt left) its run failed with
+    /// `worker_crash`, the thread usable. Expired leases are left alone unless `expire` (R10).
     async fn sweep(&self, limit: u32, expire: bool) -> Result<Swept, StoreError>;
 
     /// When Postgres started, by its own clock, and what that clock says now.

@@ -353,7 +353,8 @@ pub struct LoadRequest {
     pub run_id: RunId,
     /// The thread.
     pub thread_key: ThreadKey,
-    /// The version the worker still has; `None` = everything.
+    /// The version the worker still has from this run (edits come between runs); `None` =
+    /// everything.
     pub since: Option<i64>,
 }
 
