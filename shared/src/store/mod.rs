@@ -121,6 +121,11 @@ pub trait Runs: Send + Sync + 'static {
     /// The steps of a run in order, with attempts that did not end in a commit.
     async fn steps(&self, run: RunId) -> Result<Vec<StepRecord>, StoreError>;
 
+    /// What the run's checkpoints above thread version `after` changed, oldest first: the accepted
+    /// input (seq 0) too. What a follower missed and what a trace shows, at a cost that follows what
+    /// changed and not the thread's age. Empty for an unknown run.
+    async fn changes(&self, run: RunId, after: i64) -> Result<Vec<Change>, StoreError>;
+
     /// Stops the thread's active run, or closes a paused one; durable on return. A run whose step
     /// nobody holds is closed at once (step cancelled); a held one by the commit that sees the flag.
     /// Each closing writes [`crate::graph::engine::stopped`] as a version of its own.

@@ -37,7 +37,8 @@ pub struct NewRun {
     pub caller: Caller,
     /// The thread; created if it is new.
     pub thread_id: ThreadId,
-    /// The name a new thread gets, already filled in.
+    /// The name a new thread gets. Where it holds `{messages}`, the commit that closes the thread's
+    /// first run puts the number of the thread's messages there.
     pub thread_name: Option<String>,
     /// `config.thread_meta` for a new thread.
     pub thread_meta: Option<Json>,
@@ -223,6 +224,27 @@ pub struct StepRecord {
     pub run_at: Time,
     /// Attempts that ended otherwise than by a commit, oldest first.
     pub attempts: Vec<AttemptRecord>,
+}
+
+/// What one checkpoint of a run changed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// The step that made it; 0 = the accepted input.
+    pub seq: i32,
+    /// The step's node.
+    pub node: String,
+    /// The thread's version after it.
+    pub version: i64,
+    /// When it was committed.
+    pub at: Time,
+    /// New to the context, in order; with the body they had then, also if they are gone since.
+    pub messages: Vec<Message>,
+    /// Gone from the context.
+    pub removed: Vec<crate::domain::MessageId>,
+    /// Changed fields; `context_summary` too.
+    pub fields: Fields,
+    /// The place after it.
+    pub meta: ExecutionMeta,
 }
 
 /// Where a step is.
