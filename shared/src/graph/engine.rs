@@ -101,12 +101,10 @@ pub struct Advance {
     pub next: Next,
 }
 
-/// The state after `advance`.
-#[must_use]
-pub fn apply(state: &ThreadState, advance: &Advance) -> ThreadState {
-    let mut after = merged(state, &advance.messages, &advance.removed, &advance.fields);
-    after.execution_meta = advance.meta.clone();
-    after
+/// Brings `state` to what it is after `advance`, at a cost that follows what changes.
+pub fn apply(state: &mut ThreadState, advance: &Advance) {
+    merge(state, &advance.messages, &advance.removed, &advance.fields);
+    state.execution_meta = advance.meta.clone();
 }
 
 /// Decides what follows from `result`, which `place.node` returned on `state`.
@@ -134,10 +132,15 @@ fn settle(graph: &Graph, place: Place<'_>, state: &ThreadState, outcome: Outcome
     let update = outcome.command.update;
     let fields = changed_fields(graph, node, state, update.fields)?;
     let messages = new_messages(state, &update.remove, update.messages);
-    let after = merged(state, &messages, &update.remove, &fields);
     let target = match outcome.command.goto {
         Some(target) => graph.checked_target(node, target),
-        None => graph.route(node, &after),
+        // The state after the node is made only for a condition that looks at it.
+        None if graph.is_asked_after(node) => {
+            let mut after = state.clone();
+            merge(&mut after, &messages, &update.remove, &fields);
+            graph.route(node, &after)
+        }
+        None => graph.route(node, state),
     }
     .map_err(|error| graph_failure(node, &error))?;
 
@@ -271,21 +274,26 @@ fn new_messages(state: &ThreadState, removed: &[MessageId], messages: Vec<Messag
     messages.into_iter().filter(|message| !message.delta && seen.insert(message.message_id.clone())).collect()
 }
 
-fn merged(state: &ThreadState, messages: &[Message], removed: &[MessageId], fields: &JsonMap) -> ThreadState {
-    let mut after = state.clone();
-    after.context.retain(|message| !removed.contains(&message.message_id));
-    after.context.extend(messages.iter().cloned());
+fn merge(state: &mut ThreadState, messages: &[Message], removed: &[MessageId], fields: &JsonMap) {
+    if !removed.is_empty() {
+        state.context.retain(|message| !removed.contains(&message.message_id));
+    }
+    state.context.extend(messages.iter().cloned());
     for (name, value) in fields {
         if name == "context_summary" {
-            after.context_summary = Some(value.clone());
+            state.context_summary = Some(value.clone());
         } else {
-            after.fields.insert(name.clone(), value.clone());
+            state.fields.insert(name.clone(), value.clone());
         }
     }
-    after
 }
 
 impl Graph {
+    /// Whether a condition is asked after `source`.
+    fn is_asked_after(&self, source: &str) -> bool {
+        self.conditions.keys().any(|index| self.manifest.edges.get(*index).is_some_and(|edge| edge.source == source))
+    }
+
     /// `target`, if a run may go there from `source`.
     ///
     /// # Errors
