@@ -1,1 +1,3 @@
-//! End-to-end tests.
+//! End-to-end tests: one binary, a module per story.
+
+mod harness;

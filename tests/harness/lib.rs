@@ -1,1 +1,15 @@
-//! The harness of the end-to-end tests.
+//! The harness of the end-to-end tests: private Postgres and Redis, child processes with faults,
+//! and waits with a limit. A test owns what it starts; dropping it stops it.
+
+pub mod folder;
+pub mod ports;
+pub mod postgres;
+pub mod process;
+pub mod redis;
+pub mod server;
+pub mod wait;
+
+pub use postgres::{Database, Postgres};
+pub use process::Process;
+pub use redis::Redis;
+pub use wait::{LIMIT, eventually};
