@@ -84,6 +84,24 @@ pub struct RunError {
     pub transient: bool,
 }
 
+impl RunError {
+    /// The step at `node` started `attempts` times and lost its worker each time.
+    #[must_use]
+    pub fn worker_crash(node: &str, attempts: i16) -> Self {
+        let message = format!(
+            "Error in node '{node}': its worker was lost {attempts} times in a row; look into what the node does to its process, then start a new run"
+        );
+        Self { code: "worker_crash".to_owned(), message, node: Some(node.to_owned()), transient: false }
+    }
+
+    /// An active run without a step that could go on, which no rule allows.
+    #[must_use]
+    pub fn lost_step() -> Self {
+        let message = "the run had no step left to go on with and was closed; start a new run".to_owned();
+        Self { code: "lost_step".to_owned(), message, node: None, transient: false }
+    }
+}
+
 /// What one step commits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advance {

@@ -1,6 +1,8 @@
 //! Where the truth lives. One trait in five parts, kept by Postgres, SQLite and (for the
 //! simulation) memory; one contract suite runs on all of them. The only home of SQL.
 
+#[cfg(feature = "testing")]
+pub mod memory;
 pub mod record;
 
 use std::time::Duration;
