@@ -150,8 +150,7 @@ pub fn admit(
 
     let chosen = chosen_start(manifest, &input.state)?;
     let hit_limit = view.is_some_and(|view| view.last_error.as_deref() == Some("RECURSION_001"));
-    let starts_over =
-        meta.status == ExecutionStatus::Completed || (meta.status == ExecutionStatus::Error && hit_limit);
+    let starts_over = meta.status == ExecutionStatus::Completed || (meta.status == ExecutionStatus::Error && hit_limit);
     let continues = view.is_some() && !starts_over && meta.current_node != START && chosen.is_none();
     let (version, manifest) = match view {
         Some(view) if continues => versions

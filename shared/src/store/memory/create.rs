@@ -91,6 +91,7 @@ pub(super) fn insert_thread(
         last_run: None,
         meta: ExecutionMeta::fresh(id.as_str()),
         has_state: false,
+        floor: 0,
         updated_at: now,
         messages: Vec::new(),
         fields: std::collections::HashMap::new(),
@@ -117,7 +118,7 @@ fn write(
     thread.graph_version = admission.graph_version.clone();
     thread.has_state = true;
     thread.last_run = Some(id);
-    thread.add_messages(&admission.messages, true, true, version);
+    thread.add_to_context(&admission.messages, true, version);
     thread.write_fields(&admission.fields, version);
 
     let lane = match &admission.start {

@@ -2,13 +2,14 @@
 
 use async_trait::async_trait;
 
-use super::tables::Tables;
+use super::tables::{Checkpoint, MessageRow, Tables, ThreadRow};
 use super::upkeep::WORKER_SEEN;
 use super::{MemoryStore, Operation, create};
-use crate::domain::{RunId, RunStatus, Scope, ThreadId, ThreadKey};
+use crate::domain::{RunId, RunStatus, Scope, StepId, ThreadId, ThreadKey};
 use crate::graph::engine;
 use crate::store::{
-    Admit, Created, NewRun, RunFilter, RunRecord, Runs, StepRecord, StepStatus, StopAnswer, StoreError, Time, WhyFacts,
+    Admit, Change, Created, NewRun, RunFilter, RunRecord, Runs, StepRecord, StepStatus, StopAnswer, StoreError, Time,
+    WhyFacts,
 };
 
 #[async_trait]
@@ -47,6 +48,14 @@ impl Runs for MemoryStore {
             .await
     }
 
+    async fn changes(&self, run: RunId, after: i64) -> Result<Vec<Change>, StoreError> {
+        self.transact(Operation::Other, |tables, _| {
+            let thread = tables.runs.get(&run).map(|run| &tables.threads[&run.thread_key]);
+            Ok(thread.map(|thread| thread.changes(run, after)).unwrap_or_default())
+        })
+        .await
+    }
+
     async fn stop_thread(&self, scope: &Scope, thread: &ThreadId) -> Result<StopAnswer, StoreError> {
         self.transact(Operation::Stop, |tables, now| {
             let Some(row) = tables.visible_thread(scope, thread).filter(|row| row.has_state) else {
@@ -81,6 +90,38 @@ fn matches(filter: &RunFilter, run: &RunRecord) -> bool {
 
 fn who(scope: &Scope) -> String {
     scope.owner.as_ref().map_or_else(|| "anonymous".to_owned(), |owner| owner.0.clone())
+}
+
+impl ThreadRow {
+    fn changes(&self, run: RunId, after: i64) -> Vec<Change> {
+        let of_run = self.checkpoints.iter().filter(|checkpoint| checkpoint.version > after);
+        let steps =
+            of_run.filter_map(|checkpoint| Some((checkpoint, checkpoint.step.filter(|step| step.run_id == run)?)));
+        let change = |(checkpoint, step): (&Checkpoint, StepId)| {
+            let version = checkpoint.version;
+            let rows = |in_it: fn(&MessageRow, i64) -> bool| {
+                self.messages.iter().filter(move |row| row.in_context && in_it(row, version))
+            };
+            let written = |values: &Vec<(i64, crate::domain::Json)>| {
+                values.iter().find(|(at, _)| *at == version).map(|(_, value)| value.clone())
+            };
+            Change {
+                seq: step.seq,
+                node: checkpoint.node.clone(),
+                version,
+                at: checkpoint.at,
+                messages: rows(|row, version| row.added_in == version).map(|row| row.message.clone()).collect(),
+                removed: rows(|row, version| row.removed_in == Some(version)).map(|row| row.id().clone()).collect(),
+                fields: self
+                    .fields
+                    .iter()
+                    .filter_map(|(name, values)| Some((name.clone(), written(values)?)))
+                    .collect(),
+                meta: checkpoint.meta.clone(),
+            }
+        };
+        steps.map(change).collect()
+    }
 }
 
 impl Tables {

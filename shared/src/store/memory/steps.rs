@@ -143,12 +143,12 @@ impl Tables {
         let thread = self.threads.get(&request.thread_key)?;
         let since = request.since.unwrap_or(-1);
         let rows = || (0i64..).zip(&thread.messages);
-        let added = rows().filter(|(_, row)| row.in_context && row.is_living() && row.added_in > since);
+        let added = rows().filter(|(_, row)| row.is_in_context() && row.added_in > since);
         let removed = rows().filter(|(_, row)| {
             row.in_context && row.added_in <= since && row.removed_in.is_some_and(|version| version > since)
         });
         let latest = |values: &Vec<(i64, crate::domain::Json)>| {
-            values.last().filter(|(version, _)| *version > since).map(|(_, value)| value.clone())
+            values.last().filter(|(version, _)| *version > since.max(thread.floor)).map(|(_, value)| value.clone())
         };
         Some(Loaded {
             run,
@@ -228,11 +228,12 @@ impl Tables {
         let version = thread.checkpoint(Some(commit.step), &node, meta.clone(), now);
         for position in &commit.removed {
             let row = usize::try_from(*position).ok().and_then(|position| thread.messages.get_mut(position));
-            if let Some(row) = row.filter(|row| row.is_living()) {
+            if let Some(row) = row.filter(|row| row.is_in_context()) {
                 row.removed_in = Some(version);
+                row.in_log = false;
             }
         }
-        thread.add_messages(&commit.messages, true, true, version);
+        thread.add_to_context(&commit.messages, true, version);
         thread.write_fields(&commit.fields, version);
         self.steps.get_mut(&commit.step).expect("the caller has found it").record.version = Some(version);
         match &commit.then {

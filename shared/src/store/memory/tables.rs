@@ -15,6 +15,9 @@ use crate::store::{
     StoredState, Time, WorkerRecord,
 };
 
+/// What a thread's name holds until its first run is closed.
+const MESSAGE_COUNT: &str = "{messages}";
+
 /// Everything the database holds.
 #[derive(Default)]
 pub(super) struct Tables {
@@ -46,6 +49,8 @@ pub(super) struct ThreadRow {
     pub last_run: Option<RunId>,
     pub meta: ExecutionMeta,
     pub has_state: bool,
+    /// The version that cleared the state; nothing up to it is part of the state.
+    pub floor: i64,
     pub updated_at: Time,
     /// By position.
     pub messages: Vec<MessageRow>,
@@ -71,6 +76,8 @@ pub struct Checkpoint {
     pub step: Option<StepId>,
     /// The node.
     pub node: String,
+    /// When.
+    pub at: Time,
     /// The place.
     pub meta: ExecutionMeta,
 }
@@ -94,13 +101,18 @@ pub(super) struct IdempotencyRow {
 }
 
 impl MessageRow {
-    pub(super) fn is_living(&self) -> bool {
-        self.removed_in.is_none()
+    /// Whether the context shows it now.
+    pub(super) fn is_in_context(&self) -> bool {
+        self.in_context && self.removed_in.is_none()
     }
 
     /// Whether the context of `version` shows it.
     pub(super) fn is_in_context_at(&self, version: i64) -> bool {
         self.in_context && self.added_in <= version && self.removed_in.is_none_or(|removed| removed > version)
+    }
+
+    pub(super) fn id(&self) -> &MessageId {
+        &self.message.message_id
     }
 }
 
@@ -149,22 +161,45 @@ impl ThreadRow {
         self.version += 1;
         self.meta = meta.clone();
         self.updated_at = now;
-        self.checkpoints.push(Checkpoint { version: self.version, step, node: node.to_owned(), meta });
+        self.checkpoints.push(Checkpoint { version: self.version, step, node: node.to_owned(), at: now, meta });
         self.version
     }
 
-    /// Adds messages under `version`; an id that lives keeps its body and joins the lists.
-    pub(super) fn add_messages(&mut self, messages: &[Message], in_context: bool, in_log: bool, version: i64) {
+    /// Adds messages to the context under `version`, and to the log; an id that lives in one of
+    /// them keeps its body in the other.
+    pub(super) fn add_to_context(&mut self, messages: &[Message], in_log: bool, version: i64) {
         for message in messages {
-            let living =
-                self.messages.iter_mut().find(|row| row.is_living() && row.message_id() == &message.message_id);
-            if let Some(row) = living {
-                row.in_context |= in_context;
-                row.in_log |= in_log;
-            } else {
-                let message = message.clone();
-                self.messages.push(MessageRow { message, in_context, in_log, added_in: version, removed_in: None });
+            let known = |row: &&MessageRow| row.id() == &message.message_id;
+            if self.messages.iter().filter(known).any(MessageRow::is_in_context) {
+                self.add_to_log(std::slice::from_ref(message), in_log, version);
+                continue;
             }
+            let logged = self.messages.iter().filter(known).find(|row| row.in_log);
+            let (message, in_log) = logged.map_or((message, in_log), |row| (&row.message, false));
+            let message = message.clone();
+            self.messages.push(MessageRow { message, in_context: true, in_log, added_in: version, removed_in: None });
+        }
+    }
+
+    /// Adds messages to the log, if it is `wanted`.
+    pub(super) fn add_to_log(&mut self, messages: &[Message], wanted: bool, version: i64) {
+        for message in messages.iter().filter(|_| wanted) {
+            let known = |row: &&mut MessageRow| row.id() == &message.message_id;
+            if self.messages.iter_mut().filter(known).any(|row| row.in_log) {
+                continue;
+            }
+            if let Some(row) = self.messages.iter_mut().filter(known).find(|row| row.is_in_context()) {
+                row.in_log = true;
+                continue;
+            }
+            let message = message.clone();
+            self.messages.push(MessageRow {
+                message,
+                in_context: false,
+                in_log: true,
+                added_in: version,
+                removed_in: None,
+            });
         }
     }
 
@@ -175,28 +210,25 @@ impl ThreadRow {
         }
     }
 
-    /// Takes a message out of the context; the log keeps what it has.
-    pub(super) fn leave_context(&mut self, index: usize, version: i64) {
-        let row = &mut self.messages[index];
-        if row.in_log {
-            row.in_context = false;
-        } else {
-            row.removed_in = Some(version);
-        }
-    }
-
     /// The living messages of the context with their positions.
     pub(super) fn context(&self) -> impl DoubleEndedIterator<Item = (usize, &Message)> {
         let rows = self.messages.iter().enumerate();
-        rows.filter(|(_, row)| row.in_context && row.is_living()).map(|(position, row)| (position, &row.message))
+        rows.filter(|(_, row)| row.is_in_context()).map(|(position, row)| (position, &row.message))
     }
 
-    /// The state as of `version`, which exists.
+    /// The state as of `version`, if there was one.
     pub(super) fn state_at(&self, version: i64) -> Option<StoredState> {
         let checkpoint = self.checkpoints.iter().find(|checkpoint| checkpoint.version == version)?;
+        if !self.has_state || version <= self.floor {
+            return None;
+        }
         let context = self.messages.iter().filter(|row| row.is_in_context_at(version));
         let latest = |values: &Vec<(i64, Json)>| {
-            values.iter().rev().find(|(written, _)| *written <= version).map(|(_, value)| value.clone())
+            values
+                .iter()
+                .rev()
+                .find(|(written, _)| (self.floor + 1..=version).contains(written))
+                .map(|(_, value)| value.clone())
         };
         Some(StoredState {
             graph_version: self.graph_version.clone(),
@@ -205,12 +237,6 @@ impl ThreadRow {
             context: context.map(|row| row.message.clone()).collect(),
             fields: self.fields.iter().filter_map(|(name, values)| Some((name.clone(), latest(values)?))).collect(),
         })
-    }
-}
-
-impl MessageRow {
-    pub(super) fn message_id(&self) -> &MessageId {
-        &self.message.message_id
     }
 }
 
@@ -269,6 +295,10 @@ impl Tables {
         run.error = error;
         run.finished_at = Some(now);
         run.version = thread.version;
+        if let Some(name) = thread.name.as_mut().filter(|name| name.contains(MESSAGE_COUNT)) {
+            let messages = thread.messages.iter().filter(|row| row.is_in_context()).count();
+            *name = name.replace(MESSAGE_COUNT, &messages.to_string());
+        }
         if thread.active_run == Some(id) {
             thread.active_run = None;
         }

@@ -59,7 +59,7 @@ impl Threads for MemoryStore {
             let thread = tables.thread_to_edit(scope, &edit.thread_id, &edit.caller, graph, now)?;
             let version = thread.edited(thread.meta.clone(), now);
             thread.has_state = true;
-            thread.add_messages(&edit.messages, true, false, version);
+            thread.add_to_context(&edit.messages, false, version);
             thread.write_fields(&edit.fields, version);
             Ok(thread.state_at(version).expect("it was just written"))
         })
@@ -71,11 +71,9 @@ impl Threads for MemoryStore {
             let Some(thread) = tables.idle_thread(scope, id)?.filter(|thread| thread.has_state) else { return Ok(()) };
             let meta = ExecutionMeta::fresh(id.as_str());
             let version = thread.edited(meta, now);
-            let positions: Vec<usize> = thread.context().map(|(position, _)| position).collect();
-            positions.into_iter().for_each(|position| thread.leave_context(position, version));
-            thread.fields.clear();
+            thread.messages.iter_mut().filter(|row| row.is_in_context()).for_each(|row| row.removed_in = Some(version));
+            thread.floor = version;
             thread.has_state = false;
-            thread.checkpoints.retain(|checkpoint| checkpoint.version == version);
             Ok(())
         })
         .await
@@ -100,7 +98,7 @@ impl Threads for MemoryStore {
     async fn message(&self, scope: &Scope, id: &ThreadId, message: &str) -> Result<Option<Message>, StoreError> {
         self.transact(Operation::Other, |tables, _| {
             let Some(thread) = tables.visible_thread(scope, id) else { return Ok(None) };
-            let found = thread.log().find(|row| row.message_id().text == message);
+            let found = thread.log().find(|row| row.id().text == message);
             Ok(found.map(|row| row.message.clone()))
         })
         .await
@@ -111,7 +109,7 @@ impl Threads for MemoryStore {
             let graph = (put.graph.as_str(), &put.graph_version);
             let thread = tables.thread_to_edit(scope, &put.thread_id, &put.caller, graph, now)?;
             let version = thread.edited(thread.meta.clone(), now);
-            thread.add_messages(&put.messages, false, true, version);
+            thread.add_to_log(&put.messages, true, version);
             Ok(())
         })
         .await
@@ -120,10 +118,15 @@ impl Threads for MemoryStore {
     async fn delete_message(&self, scope: &Scope, id: &ThreadId, message: &str) -> Result<bool, StoreError> {
         self.transact(Operation::Other, |tables, now| {
             let Some(thread) = tables.idle_thread(scope, id)? else { return Ok(false) };
-            let living = |row: &MessageRow| row.is_living() && row.message_id().text == message;
-            let Some(index) = thread.messages.iter().position(living) else { return Ok(false) };
+            let living = |row: &MessageRow| (row.is_in_context() || row.in_log) && row.id().text == message;
+            if !thread.messages.iter().any(living) {
+                return Ok(false);
+            }
             let version = thread.edited(thread.meta.clone(), now);
-            thread.messages[index].removed_in = Some(version);
+            for row in thread.messages.iter_mut().filter(|row| living(row)) {
+                row.removed_in = row.removed_in.or(Some(version));
+                row.in_log = false;
+            }
             Ok(true)
         })
         .await
@@ -142,14 +145,14 @@ impl Threads for MemoryStore {
             };
             let before = thread.state_at(thread.version).expect("a thread with state has its version");
             let chosen = choose(&before.context);
-            let leaving = thread.context().filter(|(_, message)| chosen.contains(&message.message_id));
-            let positions: Vec<usize> = leaving.map(|(position, _)| position).collect();
-            if positions.is_empty() {
+            let leaves = |row: &MessageRow| row.is_in_context() && chosen.contains(row.id());
+            let count = thread.messages.iter().filter(|row| leaves(row)).count();
+            if count == 0 {
                 return Ok(Some((before, 0)));
             }
-            let (count, key) = (positions.len(), thread.key);
             let version = thread.edited(thread.meta.clone(), now);
-            positions.into_iter().for_each(|position| thread.leave_context(position, version));
+            thread.messages.iter_mut().filter(|row| leaves(row)).for_each(|row| row.removed_in = Some(version));
+            let key = thread.key;
             tables.write_audit(key, who, "fix", serde_json::json!({"removed": chosen}), now);
             Ok(Some((before, count)))
         })
@@ -165,7 +168,7 @@ impl ThreadRow {
     }
 
     fn log(&self) -> impl Iterator<Item = &MessageRow> {
-        self.messages.iter().filter(|row| row.in_log && row.is_living())
+        self.messages.iter().filter(|row| row.in_log)
     }
 }
 
