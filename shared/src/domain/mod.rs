@@ -1,15 +1,21 @@
 //! The rules, pure: no I/O, never async, no clock.
 
+pub mod blocks;
+pub mod client;
 pub mod id;
+pub mod limits;
 pub mod message;
 pub mod meta;
+pub mod parse;
 pub mod run;
+mod shape;
 pub mod state;
 
 pub use id::{
     Caller, GraphVersion, LeaseToken, MessageId, PoolName, RunId, Scope, StepId, Tenant, ThreadId, ThreadKey, UserId,
     WorkerId,
 };
+pub use limits::Limits;
 pub use message::{FieldError, Message, Role};
 pub use meta::{ExecutionMeta, ExecutionStatus};
 pub use run::{IllegalTransition, RunEvent, RunStatus};
