@@ -1,16 +1,22 @@
 //! Graphs: nodes, edges, state fields and pauses; immutable, named by their content.
 
 pub mod admission;
+pub mod builder;
 pub mod engine;
+pub mod ids;
 pub mod manifest;
 pub mod node;
+pub mod registry;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+pub use builder::{GraphBuilder, IntoRoute};
 pub use manifest::{EdgeSpec, FieldSpec, IdKind, Manifest, NodePolicy, NodeSpec, Reducer, RetryPolicy};
 pub use node::{Command, Interrupt, IntoOutcome, Node, NodeContext, NodeError, NodeEvent, Outcome, Patch};
+pub use registry::Registry;
 
+pub use crate::domain::meta::{END, START};
 use crate::domain::{GraphVersion, Json, ThreadState};
 
 /// What a conditional edge's condition returned.
