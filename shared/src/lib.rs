@@ -3,10 +3,13 @@
 //!
 //! Arrows point down only: `domain` ← `graph` ← `store`, `queue` ← `dispatcher`.
 
+pub mod config;
 pub mod dispatcher;
 pub mod domain;
 pub mod events;
 pub mod graph;
 pub mod parts;
 pub mod queue;
+pub mod shutdown;
 pub mod store;
+pub mod telemetry;
