@@ -1,7 +1,10 @@
 //! The harness of the end-to-end tests: private Postgres and Redis, child processes with faults,
 //! and waits with a limit. A test owns what it starts; dropping it stops it.
 
+pub mod cluster;
 pub mod folder;
+pub mod golden;
+pub mod graphs;
 pub mod ports;
 pub mod postgres;
 pub mod process;
