@@ -548,6 +548,8 @@ pub struct Swept {
     pub released: u32,
     /// Runs that failed because their step had no attempt left.
     pub failed: Vec<RunId>,
+    /// Runs that a recorded stop closed, for nobody held their step any more.
+    pub stopped: Vec<RunId>,
     /// When something is due next; `None` = nothing is watched.
     pub next_due: Option<Time>,
     /// The database's clock.

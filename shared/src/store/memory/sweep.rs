@@ -37,6 +37,7 @@ fn look_at(tables: &mut Tables, id: StepId, swept: &mut Swept) {
         tables.queue_again(id.run_id);
     }
     if tables.stop_if_asked(id, now) {
+        swept.stopped.push(id.run_id);
         return;
     }
     swept.released += u32::from(held);
