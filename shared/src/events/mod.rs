@@ -1,6 +1,13 @@
 //! What a client may follow: numbered events per run, replayed by cursor. Best effort: what is gone
 //! is rebuilt from the store by whoever follows, after a `gap`.
 
+mod follow;
+mod limits;
+mod memory;
+mod order;
+#[cfg(test)]
+mod tests;
+
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
@@ -8,10 +15,12 @@ use serde::{Deserialize, Serialize};
 use crate::domain::{ExecutionMeta, Json, JsonMap, Message, MessageId, RunId, RunStatus};
 use crate::graph::engine::RunError;
 
+pub use memory::MemoryEvents;
+
 /// An event's number within its run: strictly rising, assigned once.
 ///
 /// `major` is the step's seq × 256 + its attempt (at most 255), `minor` the place inside the
-/// attempt: 0 = started, then pieces, [`EventId::FINISHED`] = finished. So a late sender of an
+/// attempt: 0 = started, then pieces one by one, [`EventId::FINISHED`] = finished. So a late sender of an
 /// older attempt is always behind, and the numbers can be rebuilt from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId {
@@ -147,7 +156,9 @@ pub trait EventLog: Send + Sync + 'static {
     async fn publish(&self, run: RunId, events: Vec<Event>);
 
     /// Follows a run from behind `after`: what is still there first, then live. A [`Followed::Gap`]
-    /// stands wherever something may be missing; the stream ends after the run's last event or when
+    /// stands wherever something may be missing; what the store tells then may come once more as
+    /// events, with the same ids. While the log cannot be reached a gap comes every few seconds, so
+    /// that whoever rebuilds on each keeps moving. The stream ends after the run's last event or when
     /// it is dropped. One reader serves all followers of the process.
     fn follow(&self, run: RunId, after: EventId) -> BoxStream<'static, Followed>;
 

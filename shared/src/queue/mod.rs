@@ -1,11 +1,19 @@
 //! How work is announced: a job is a wake-up, the store decides. Redis Streams through apalis, or
 //! in process. Only this module names apalis or Redis Streams.
 
+mod memory;
+mod runtime;
+#[cfg(test)]
+mod tests;
+mod turns;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
+
+pub use memory::MemoryQueue;
 
 use crate::domain::{GraphVersion, PoolName, StepId};
 

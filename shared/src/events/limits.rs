@@ -1,0 +1,41 @@
+//! How much a log keeps, so that what nobody follows costs next to nothing.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Events kept of one run.
+pub(super) const EVENTS_MAX: usize = 1_000;
+
+/// Bytes kept of one run's events.
+pub(super) const BYTES_MAX: usize = 4 << 20;
+
+/// How long a run's events are kept after the last one.
+pub(super) const TTL: Duration = Duration::from_secs(60 * 60);
+
+/// The same for a run that has ended: long enough to reconnect; later the store tells the story.
+pub(super) const ENDED_TTL: Duration = Duration::from_secs(30);
+
+/// Events a follower may be behind before it has to ask the log again.
+pub(super) const CHANNEL: usize = 64;
+
+/// The size of `value` as JSON, in bytes.
+pub(super) fn size(value: &impl Serialize) -> usize {
+    let mut counter = Counter(0);
+    serde_json::to_writer(&mut counter, value).expect("plain data in string-keyed maps is JSON");
+    counter.0
+}
+
+struct Counter(usize);
+
+impl Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

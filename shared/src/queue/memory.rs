@@ -1,0 +1,156 @@
+//! The queue inside one process, for the embedded default and the simulation. It forgets everything
+//! when the process ends: the scheduler sends again what the store still has.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::runtime::{self, Reader};
+use super::turns::Turns;
+use super::{Job, JobHandler, JobQueue, Lane, QueueError};
+use crate::domain::StepId;
+
+/// Jobs a queue holds at most; the store has the rest.
+const CAPACITY: usize = 10_000;
+
+/// Lanes of jobs in memory.
+pub struct MemoryQueue {
+    shared: Arc<Shared>,
+    capacity: usize,
+}
+
+impl Default for MemoryQueue {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryQueue {
+    /// An empty queue.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_capacity(CAPACITY)
+    }
+
+    /// An empty queue that holds at most `capacity` jobs.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { shared: Arc::default(), capacity }
+    }
+}
+
+#[async_trait]
+impl JobQueue for MemoryQueue {
+    async fn push(&self, jobs: &[Job]) -> Result<(), QueueError> {
+        let mut lanes = self.shared.lanes();
+        for job in jobs {
+            if lanes.present.contains(&(job.step, job.attempt)) {
+                continue;
+            }
+            if lanes.present.len() >= self.capacity {
+                let message = format!("the queue holds {} jobs already; they wait in the store", self.capacity);
+                return Err(QueueError { doing: "add jobs to the queue", message });
+            }
+            lanes.present.insert((job.step, job.attempt));
+            lanes.unread.entry(job.lane.clone()).or_default().push_back(job.clone());
+        }
+        drop(lanes);
+        self.shared.added.notify_waiters();
+        Ok(())
+    }
+
+    async fn unread(&self, lanes: &[Lane]) -> Result<Vec<usize>, QueueError> {
+        let held = self.shared.lanes();
+        Ok(lanes.iter().map(|lane| held.unread.get(lane).map_or(0, VecDeque::len)).collect())
+    }
+
+    async fn work(
+        &self,
+        lanes: &[Lane],
+        slots: usize,
+        handler: Arc<dyn JobHandler>,
+        shutdown: CancellationToken,
+    ) -> Result<(), QueueError> {
+        let shared = Arc::clone(&self.shared);
+        let reader = MemoryReader { shared: Arc::clone(&shared), lanes: lanes.to_vec(), turns: Turns::new(lanes) };
+        let done = Arc::new(move |job: (StepId, i16)| {
+            shared.lanes().present.remove(&job);
+        });
+        runtime::run("in-process", reader, done, slots, handler, shutdown).await
+    }
+
+    fn is_healthy(&self) -> bool {
+        true
+    }
+
+    async fn ping(&self) -> Result<(), QueueError> {
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    lanes: Mutex<Lanes>,
+    added: Notify,
+}
+
+#[derive(Default)]
+struct Lanes {
+    unread: HashMap<Lane, VecDeque<Job>>,
+    /// Unread, or with a handler.
+    present: HashSet<(StepId, i16)>,
+}
+
+impl Shared {
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        // Nothing panics while it holds the lock, and plain collections stay usable anyway.
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct MemoryReader {
+    shared: Arc<Shared>,
+    lanes: Vec<Lane>,
+    turns: Turns,
+}
+
+impl MemoryReader {
+    fn take(&mut self, max: usize) -> Vec<Job> {
+        let mut held = self.shared.lanes();
+        let mut taken = Vec::new();
+        for (index, limit) in self.turns.plan(max) {
+            let Some(unread) = held.unread.get_mut(&self.lanes[index]) else { continue };
+            let count = limit.min(max - taken.len()).min(unread.len());
+            taken.extend(unread.drain(..count));
+            (0..count).for_each(|_| self.turns.took(index));
+        }
+        taken
+    }
+}
+
+#[async_trait]
+impl Reader for MemoryReader {
+    type Receipt = (StepId, i16);
+
+    async fn read(&mut self, max: usize, shutdown: &CancellationToken) -> Vec<(Job, Self::Receipt)> {
+        let shared = Arc::clone(&self.shared);
+        let added = shared.added.notified();
+        tokio::pin!(added);
+        // Listening begins before the look, so that no push falls in between.
+        added.as_mut().enable();
+        let taken = self.take(max);
+        if taken.is_empty() {
+            shutdown.run_until_cancelled(added).await;
+        }
+        taken
+            .into_iter()
+            .map(|job| {
+                let receipt = (job.step, job.attempt);
+                (job, receipt)
+            })
+            .collect()
+    }
+}
