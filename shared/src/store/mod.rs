@@ -2,10 +2,9 @@
 //! simulation) memory; one contract suite runs on all of them. The only home of SQL.
 
 #[cfg(feature = "testing")]
-pub mod contract;
-#[cfg(feature = "testing")]
 pub mod memory;
 pub mod record;
+pub mod sqlite;
 
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
 pub use record::*;
+pub use sqlite::SqliteStore;
 
 use crate::domain::{
     GraphVersion, JsonMap, LeaseToken, Message, MessageId, PoolName, RunId, Scope, StepId, Tenant, ThreadId,
