@@ -14,6 +14,9 @@ pub use config::{ConfigError, SchedulerConfig};
 pub use every::{Pass, every};
 pub use health::SchedulerHealth;
 
+#[cfg(test)]
+mod tests;
+
 use threadgate_shared::parts::Parts;
 use tokio_util::sync::CancellationToken;
 
