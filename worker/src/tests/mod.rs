@@ -1,0 +1,3 @@
+//! Stories of one worker on parts in memory.
+
+mod path;
