@@ -3,6 +3,7 @@
 
 #[cfg(feature = "testing")]
 pub mod memory;
+pub mod postgres;
 pub mod record;
 pub mod sqlite;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
+pub use postgres::{PgOptions, PgStore};
 pub use record::*;
 pub use sqlite::SqliteStore;
 

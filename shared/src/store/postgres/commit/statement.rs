@@ -1,0 +1,233 @@
+//! The text of the commit: one statement that locks, fences, and writes all parts of a step.
+//!
+//! A step that has no messages, fields, removals or successor gets a statement without that part,
+//! and one step alone a statement without arrays of steps: it is 1.3 times as fast. The texts are
+//! made once; the connection keeps each prepared.
+
+use std::fmt::Write;
+use std::sync::LazyLock;
+
+/// Which statement a commit needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Arrays of steps, rows that somebody holds left out; else one step that waits for its row.
+    pub(super) many: bool,
+    /// A next step is inserted.
+    pub(super) next: bool,
+    /// Messages are appended.
+    pub(super) messages: bool,
+    /// Fields are written.
+    pub(super) fields: bool,
+    /// Messages leave the context.
+    pub(super) removed: bool,
+}
+
+impl Shape {
+    /// The statement.
+    pub(super) fn sql(self) -> &'static str {
+        &TEXTS[self.index()]
+    }
+
+    fn index(self) -> usize {
+        [self.many, self.next, self.messages, self.fields, self.removed]
+            .into_iter()
+            .fold(0, |index, part| index * 2 + usize::from(part))
+    }
+
+    fn from_index(index: usize) -> Self {
+        let part = |bit: usize| index & (1 << bit) != 0;
+        Self { many: part(4), next: part(3), messages: part(2), fields: part(1), removed: part(0) }
+    }
+}
+
+static TEXTS: LazyLock<Vec<String>> =
+    LazyLock::new(|| (0..32).map(|index| Text::of(Shape::from_index(index))).collect());
+
+/// The parameters every shape has, in order: run, seq, token, base version, place, place if a stop
+/// is seen, end status (null = goes on), error, next node, its pool, its attempts, new messages,
+/// removed messages. A statement without a next step has these parameters all the same.
+pub(super) const PARAMETERS: usize = 13;
+
+struct Text {
+    sql: String,
+    parameters: usize,
+}
+
+impl Text {
+    fn of(shape: Shape) -> String {
+        let mut text = Self { sql: String::new(), parameters: PARAMETERS };
+        text.sql.push_str(if shape.many { LOCK_MANY } else { LOCK_ONE });
+        text.sql.push_str(ALWAYS);
+        if shape.next {
+            text.sql.push_str(NEXT);
+        }
+        if shape.messages {
+            text.messages(shape.many);
+        }
+        if shape.fields {
+            text.fields(shape.many);
+        }
+        if shape.removed {
+            text.removed(shape.many);
+        }
+        text.sql.push_str(ANSWER);
+        text.sql
+    }
+
+    /// `$n::<kind>[]` for the next parameter.
+    fn array(&mut self, kind: &str) -> String {
+        self.parameters += 1;
+        format!("${}::{kind}[]", self.parameters)
+    }
+
+    /// The step an element belongs to: in a batch the first of the arrays says it.
+    fn which(&mut self, many: bool) -> (String, &'static str, &'static str) {
+        if many { (self.array("int") + ", ", "i, ", "l.i = u.i") } else { (String::new(), "", "true") }
+    }
+
+    /// `offset` counts from 0 within its step. An id that only the log has keeps its first body.
+    fn messages(&mut self, many: bool) {
+        let (which, i, on) = self.which(many);
+        let (offsets, ids, roles, bodies) =
+            (self.array("int"), self.array("text"), self.array("text"), self.array("text"));
+        let _ = write!(
+            self.sql,
+            ", m as (
+  insert into message (thread_key, position, message_id, role, body, added_in, in_log)
+  select l.key, l.next_position + u.place, u.id, coalesce(o.role, u.role), coalesce(o.body, u.body::json),
+         l.version + 1, o.position is null
+    from unnest({which}{offsets}, {ids}, {roles}, {bodies}) as u ({i}place, id, role, body)
+    join l on {on}
+    left join message o on o.thread_key = l.key and o.message_id = u.id and o.removed_in is not null and o.in_log
+  on conflict (thread_key, message_id) where removed_in is null do nothing
+)"
+        );
+    }
+
+    fn fields(&mut self, many: bool) {
+        let (which, i, on) = self.which(many);
+        let (names, values) = (self.array("text"), self.array("text"));
+        let _ = write!(
+            self.sql,
+            ", f as (
+  insert into field (thread_key, name, version, value)
+  select l.key, u.name, l.version + 1, u.value::json from unnest({which}{names}, {values}) as u ({i}name, value) join l on {on}
+)"
+        );
+    }
+
+    /// What leaves the context leaves the log too, wherever that has it.
+    fn removed(&mut self, many: bool) {
+        let (which, i, on) = self.which(many);
+        let positions = self.array("bigint");
+        let _ = write!(
+            self.sql,
+            ", g as (
+  update message m set removed_in = l.version + 1, in_log = false
+    from unnest({which}{positions}) as u ({i}position) join l on {on}
+   where m.thread_key = l.key and m.position = u.position and m.removed_in is null
+  returning m.thread_key, m.message_id
+), h as (
+  update message m set in_log = false from g
+   where m.thread_key = g.thread_key and m.message_id = g.message_id and m.removed_in is not null and m.in_log
+)"
+        );
+    }
+}
+
+/// Fence, stop and locks; all other parts take their rows from here. The stop counts unless the run
+/// has just completed or failed.
+const LOCK_ONE: &str = "
+with l as materialized (
+  select 1 as i, s.run_id, s.seq, s.node, s.tenant, s.class, s.graph_version, s.started_at,
+         t.key, t.version, t.next_position, $8::text as error, $9::text as next, $10::text as pool,
+         $11::smallint as attempts_max, $12::int as added, $13::int as removed,
+         (t.stop_run = $1 and ($7::text is null or $7 = 'interrupted')) is true as stop,
+         case when t.stop_run = $1 and ($7 is null or $7 = 'interrupted') then 'stopped' else $7 end as fin,
+         case when t.stop_run = $1 and ($7 is null or $7 = 'interrupted') then $6::text else $5::text end as meta
+    from step s join thread t on t.key = s.thread_key
+   where s.run_id = $1::uuid and s.seq = $2::int and s.token = $3::uuid and s.status = 'leased'
+     and t.active_run = $1 and t.version = $4::bigint
+     for no key update of t, s
+)";
+
+/// The same for arrays.
+const LOCK_MANY: &str = "
+with l as materialized (
+  select j.i, s.run_id, s.seq, s.node, s.tenant, s.class, s.graph_version, s.started_at,
+         t.key, t.version, t.next_position, j.error, j.next, j.pool, j.attempts_max, j.added, j.removed,
+         (t.stop_run = j.run_id and (j.fin is null or j.fin = 'interrupted')) is true as stop,
+         case when t.stop_run = j.run_id and (j.fin is null or j.fin = 'interrupted') then 'stopped' else j.fin end as fin,
+         case when t.stop_run = j.run_id and (j.fin is null or j.fin = 'interrupted') then j.stopped else j.meta end as meta
+    from unnest($1::uuid[], $2::int[], $3::uuid[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[],
+                $9::text[], $10::text[], $11::smallint[], $12::int[], $13::int[]) with ordinality
+         as j (run_id, seq, token, base, meta, stopped, fin, error, next, pool, attempts_max, added, removed, i)
+    join step s on s.run_id = j.run_id and s.seq = j.seq
+    join thread t on t.key = s.thread_key
+   where s.token = j.token and s.status = 'leased' and t.active_run = j.run_id and t.version = j.base
+   order by t.key for no key update of t, s skip locked
+)";
+
+/// The step is done, the thread moves on, its version is kept, a run that ends is closed. The thread
+/// of a first run that ends gets the number of its messages into its name, where it asks for it.
+const ALWAYS: &str = ", d as (
+  update step s set status = 'done', due_at = null, finished_at = clock_timestamp(), version = l.version + 1
+    from l where s.run_id = l.run_id and s.seq = l.seq
+), t as (
+  update thread t
+     set version = l.version + 1, next_position = l.next_position + l.added, execution_meta = l.meta::json,
+         updated_at = clock_timestamp(),
+         active_run = case when l.fin is null then t.active_run end,
+         stop_run = case when l.fin is null then t.stop_run end,
+         status = case when l.fin is null then t.status when l.fin = 'interrupted' then 'interrupted'
+                       when l.fin = 'failed' then 'error' else 'idle' end,
+         name = case when l.fin is not null and t.name like '%{messages}%'
+                     then replace(t.name, '{messages}', ((select count(*) from message m
+                            where m.thread_key = l.key and m.removed_in is null) + l.added - l.removed)::text)
+                     else t.name end
+    from l where t.key = l.key
+), c as (
+  insert into checkpoint (thread_key, version, run_id, seq, node, execution_meta, next_position)
+  select key, version + 1, run_id, seq, node, meta::json, next_position + added from l
+), x as (
+  update run r
+     set status = l.fin::run_status, finished_at = clock_timestamp(), version = l.version + 1,
+         error = case when l.fin = 'failed' then l.error::json end, started_at = coalesce(r.started_at, l.started_at)
+    from l where r.id = l.run_id and l.fin is not null
+)";
+
+/// It is being sent to the queue right now: it is looked at again in a while, and is no backlog.
+const NEXT: &str = ", n as (
+  insert into step (run_id, seq, thread_key, tenant, pool, class, graph_version, node, attempts_max, due_at)
+  select run_id, seq + 1, key, tenant, pool, class, graph_version, next, attempts_max, clock_timestamp() + interval '10 s'
+    from l where next is not null and fin is null
+)";
+
+/// A step that is missing here was refused.
+const ANSWER: &str = " select i::int as i, stop, version + 1 as version from l";
+
+/// Removes messages ahead of the commit, which then adds one of the same id: the parts of one
+/// statement do not see each other. $1 run, $2 seq, $3 token, $4 base version, $5 positions.
+pub(super) const REMOVE_FIRST: &str = "
+with l as materialized (
+  select t.key, t.version from step s join thread t on t.key = s.thread_key
+   where s.run_id = $1 and s.seq = $2 and s.token = $3 and s.status = 'leased' and t.active_run = $1 and t.version = $4
+     for no key update of t, s
+), g as (
+  update message m set removed_in = l.version + 1, in_log = false
+    from l cross join unnest($5::bigint[]) as u (position)
+   where m.thread_key = l.key and m.position = u.position and m.removed_in is null
+  returning m.thread_key, m.message_id
+)
+update message m set in_log = false from g
+ where m.thread_key = g.thread_key and m.message_id = g.message_id and m.removed_in is not null and m.in_log";
+
+/// Asked for what a commit refused: the answer may have been lost, or another statement held a row.
+/// $1 run ids, $2 seqs, $3 tokens. A stop that came later left a further step, or a further version.
+pub(super) const STANDING: &str = "
+select j.i::int as i, s.status::text as status, s.token = j.token as mine, s.version,
+       r.status = 'stopped' and r.version = s.version
+         and not exists (select from step n where n.run_id = j.run_id and n.seq = j.seq + 1) as stopped
+  from unnest($1::uuid[], $2::int[], $3::uuid[]) with ordinality as j (run_id, seq, token, i)
+  join step s on s.run_id = j.run_id and s.seq = j.seq
+  join run r on r.id = j.run_id";
