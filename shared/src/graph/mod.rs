@@ -2,7 +2,9 @@
 
 pub mod admission;
 pub mod builder;
+mod cel_json;
 pub mod engine;
+pub mod expression;
 pub mod ids;
 pub mod manifest;
 pub mod node;
