@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::Manifest;
 use super::engine::{completed, paused};
+use super::{IdKind, Manifest};
 use crate::domain::meta::{END, ExecutionMeta, ExecutionStatus, START};
 use crate::domain::{GraphVersion, Json, JsonMap, Message, MessageId, Role, RunId, ThreadId};
 
@@ -143,7 +143,7 @@ pub fn admit(
     refuse_tool_results(&input.messages)?;
     let meta = view.map_or_else(|| ExecutionMeta::fresh(thread.as_str()), |view| view.meta.clone());
     let meta = answered(meta, input)?;
-    let messages = new_messages(view, &input.messages);
+    let messages = new_messages(manifest.ids, view, &input.messages);
     if messages.is_empty() && input.resume.is_none() && view.is_none_or(|view| view.last_role.is_none()) {
         return Err(Refusal::NoMessages);
     }
@@ -160,20 +160,32 @@ pub fn admit(
             .ok_or_else(|| Refusal::VersionNeeded(view.graph_version.clone()))?,
         _ => (newest, manifest),
     };
-    let (meta, start) = if continues { continued(meta) } else { started(manifest, meta, chosen) };
+    let (meta, start) = if continues { continued(manifest, meta) } else { started(manifest, meta, chosen) };
     let fields = known_fields(manifest, &input.state);
     Ok(Admission { graph_version: version.clone(), messages, fields, meta, start, continues })
 }
 
 /// The place of a run that goes on where the last one paused, stopped or failed.
-fn continued(meta: ExecutionMeta) -> (ExecutionMeta, Start) {
+fn continued(manifest: &Manifest, meta: ExecutionMeta) -> (ExecutionMeta, Start) {
     let (node, step) = (meta.current_node.clone(), meta.step);
     if node == END {
         // A pause after the last node: nothing is left to run.
         let last = meta.interrupted_node.clone().unwrap_or(node);
         return (completed(meta, &last, step), Start::Completed);
     }
+    if manifest.interrupt_before.contains(&node) && reaches_anew(&meta) {
+        return (paused(meta, ExecutionStatus::InterruptedBefore, &node, &node, step), Start::Interrupted);
+    }
     (meta.running_at(&node, step), Start::Node(node))
+}
+
+/// Whether the run comes to its node for the first time: behind a stop, or a pause after the node
+/// before. Whoever comes from the pause before this very node, from its question or from its failure
+/// has passed the gate already.
+fn reaches_anew(meta: &ExecutionMeta) -> bool {
+    let reason = meta.interrupt_reason.as_deref().unwrap_or_default();
+    meta.status == ExecutionStatus::InterruptedAfter
+        && (reason == "stop_requested" || reason.starts_with("interrupt_after: "))
 }
 
 /// The place of a run that starts at the entry, or at the node the client chose.
@@ -231,8 +243,9 @@ fn answered(mut meta: ExecutionMeta, input: &RunInput) -> Result<ExecutionMeta, 
         return Err(Refusal::Paused { id: text("id"), node: text("node") });
     };
     if !open["response_schema"].is_null() {
-        jsonschema::validate(&open["response_schema"], answer)
-            .map_err(|error| Refusal::AnswerSchema(error.to_string()))?;
+        let schema = jsonschema::validator_for(&open["response_schema"]);
+        let schema = schema.map_err(|error| Refusal::AnswerSchema(error.to_string()))?;
+        schema.validate(answer).map_err(|error| Refusal::AnswerSchema(error.to_string()))?;
     }
     let answers = meta.internal_data.entry("interrupt_resume").or_insert_with(|| Json::Object(JsonMap::new()));
     if let Json::Object(answers) = answers {
@@ -250,7 +263,7 @@ pub fn answers_of(meta: &ExecutionMeta, node: &str) -> Vec<Json> {
 
 /// New to the context; where nothing is, a last user message the context does not end with is added
 /// again under a fresh id.
-fn new_messages(view: Option<&ThreadView>, messages: &[Message]) -> Vec<Message> {
+fn new_messages(ids: IdKind, view: Option<&ThreadView>, messages: &[Message]) -> Vec<Message> {
     let mut seen = view.map(|view| view.known_ids.clone()).unwrap_or_default();
     let fresh: Vec<Message> =
         messages.iter().filter(|message| !message.delta && seen.insert(message.message_id.clone())).cloned().collect();
@@ -261,7 +274,7 @@ fn new_messages(view: Option<&ThreadView>, messages: &[Message]) -> Vec<Message>
                 && view.and_then(|view| view.last_role) != Some(Role::User) =>
         {
             let mut again = last.clone();
-            again.message_id = MessageId::random();
+            again.message_id = ids.message_id();
             again.delta = false;
             vec![again]
         }
@@ -282,3 +295,6 @@ fn known_fields(manifest: &Manifest, state: &JsonMap) -> JsonMap {
     let known = |name: &str| manifest.fields.iter().any(|field| field.name == name);
     state.iter().filter(|(name, _)| known(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
+
+#[cfg(test)]
+mod tests;

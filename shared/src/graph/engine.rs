@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use super::node::{Interrupt, NodeError, Outcome};
-use super::{Graph, GraphError};
+use super::{Graph, GraphError, IdKind};
 use crate::domain::meta::{END, ExecutionMeta, ExecutionStatus};
 use crate::domain::state::to_json;
 use crate::domain::{Json, JsonMap, Message, MessageId, ThreadState};
@@ -130,9 +130,15 @@ pub fn apply(state: &mut ThreadState, advance: &Advance) {
 pub fn advance(graph: &Graph, place: Place<'_>, state: &ThreadState, result: Result<Outcome, NodeError>) -> Advance {
     match result {
         Ok(outcome) => settle(graph, place, state, outcome).unwrap_or_else(|error| failed(state, place.node, error)),
-        Err(NodeError::Interrupt { position, question }) => {
-            paused_inside(state, PendingInterrupt::ask(place.node, position, *question))
-        }
+        Err(NodeError::Interrupt { position, question }) => match schema_error(&question) {
+            None => paused_inside(state, PendingInterrupt::ask(place.node, position, *question)),
+            Some(why) => {
+                let message =
+                    format!("Error in node '{}': its question's response_schema is no JSON Schema: {why}", place.node);
+                let node = Some(place.node.to_owned());
+                failed(state, place.node, RunError { code: "NODE_001".to_owned(), message, node, transient: false })
+            }
+        },
         Err(NodeError::Failed { code, message, retryable }) => {
             let message = format!("Error in node '{}': {message}", place.node);
             failed(
@@ -149,13 +155,14 @@ fn settle(graph: &Graph, place: Place<'_>, state: &ThreadState, outcome: Outcome
     let node = place.node;
     let update = outcome.command.update;
     let fields = changed_fields(graph, node, state, update.fields)?;
-    let messages = new_messages(state, &update.remove, update.messages);
+    let removed = in_context(state, update.remove);
+    let messages = new_messages(manifest.ids, state, &removed, update.messages);
     let target = match outcome.command.goto {
         Some(target) => graph.checked_target(node, target),
         // The state after the node is made only for a condition that looks at it.
         None if graph.is_asked_after(node) => {
             let mut after = state.clone();
-            merge(&mut after, &messages, &update.remove, &fields);
+            merge(&mut after, &messages, &removed, &fields);
             graph.route(node, &after)
         }
         None => graph.route(node, state),
@@ -184,7 +191,7 @@ fn settle(graph: &Graph, place: Place<'_>, state: &ThreadState, outcome: Outcome
     } else {
         (meta.running_at(&target, step), Next::Node(target))
     };
-    Ok(Advance { messages, removed: update.remove, fields, meta, stopped_meta, next })
+    Ok(Advance { messages, removed, fields, meta, stopped_meta, next })
 }
 
 /// What a step commits when its run fails: nothing but the failure.
@@ -201,6 +208,12 @@ pub fn failed(state: &ThreadState, node: &str, error: RunError) -> Advance {
         meta,
         next: Next::Failed(error),
     }
+}
+
+/// Why nobody could ever answer `question`.
+fn schema_error(question: &Interrupt) -> Option<String> {
+    let schema = question.response_schema.as_ref().filter(|schema| !schema.is_null())?;
+    jsonschema::validator_for(schema).err().map(|error| error.to_string())
 }
 
 fn paused_inside(state: &ThreadState, interrupt: PendingInterrupt) -> Advance {
@@ -278,18 +291,35 @@ fn changed_fields(graph: &Graph, node: &str, state: &ThreadState, fields: JsonMa
         );
         return Err(RunError { code: "NODE_001".to_owned(), message, node: Some(node.to_owned()), transient: false });
     }
-    Ok(fields.into_iter().filter(|(name, value)| state.fields.get(name) != Some(value)).collect())
+    let old = |name: &str| match name {
+        "context_summary" => Some(state.context_summary.as_ref().unwrap_or(&Json::Null)),
+        name => state.fields.get(name),
+    };
+    Ok(fields.into_iter().filter(|(name, value)| old(name) != Some(value)).collect())
+}
+
+/// Those of `ids` that are in the context.
+fn in_context(state: &ThreadState, mut ids: Vec<MessageId>) -> Vec<MessageId> {
+    if !ids.is_empty() {
+        let known: HashSet<&MessageId> = state.context.iter().map(|message| &message.message_id).collect();
+        ids.retain(|id| known.contains(id));
+    }
+    ids
 }
 
 /// Messages whose id is not in the context yet (or leaves it in this step), pieces left out; of two
-/// with one id the first counts.
-fn new_messages(state: &ThreadState, removed: &[MessageId], messages: Vec<Message>) -> Vec<Message> {
-    let mut seen: HashSet<&MessageId> = state.context.iter().map(|message| &message.message_id).collect();
-    for id in removed {
-        seen.remove(id);
+/// with one id the first counts. New ones get an id of the graph's kind and a time.
+fn new_messages(ids: IdKind, state: &ThreadState, removed: &[MessageId], messages: Vec<Message>) -> Vec<Message> {
+    if messages.is_empty() {
+        return messages;
     }
-    let mut seen: HashSet<MessageId> = seen.into_iter().cloned().collect();
-    messages.into_iter().filter(|message| !message.delta && seen.insert(message.message_id.clone())).collect()
+    let said: HashSet<&MessageId> = messages.iter().map(|message| &message.message_id).collect();
+    let known = state.context.iter().map(|message| &message.message_id);
+    let mut seen: HashSet<MessageId> = known.filter(|id| said.contains(id) && !removed.contains(id)).cloned().collect();
+    let mut new: Vec<Message> =
+        messages.into_iter().filter(|message| !message.delta && seen.insert(message.message_id.clone())).collect();
+    new.iter_mut().for_each(|message| ids.complete(message));
+    new
 }
 
 fn merge(state: &mut ThreadState, messages: &[Message], removed: &[MessageId], fields: &JsonMap) {
@@ -359,3 +389,6 @@ impl Graph {
         self.checked_target(source, first_static.unwrap_or_else(|| END.to_owned()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,9 @@ pub mod ids;
 pub mod manifest;
 pub mod node;
 pub mod registry;
+#[cfg(test)]
+mod rehearsal;
+pub mod reply;
 
 use std::collections::HashMap;
 use std::sync::Arc;
