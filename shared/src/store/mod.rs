@@ -2,6 +2,8 @@
 //! simulation) memory; one contract suite runs on all of them. The only home of SQL.
 
 #[cfg(feature = "testing")]
+pub mod contract;
+#[cfg(feature = "testing")]
 pub mod memory;
 pub mod postgres;
 pub mod record;

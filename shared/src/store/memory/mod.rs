@@ -2,6 +2,8 @@
 //! clock (so a paused test moves it), and faults can be asked for by name.
 
 mod clock;
+#[cfg(test)]
+mod contract_test;
 mod create;
 mod fault;
 mod runs;
