@@ -1,10 +1,8 @@
 //! The program as real processes on Postgres and Redis, for stories in which processes die.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use sqlx::PgPool;
+use std::path::PathBuf;
 
 use crate::{Database, Postgres, Process, Redis, eventually, ports};
 
@@ -17,15 +15,37 @@ pub struct Cluster {
     /// The api.
     pub api: Process,
     /// The workers, oldest first.
-    pub workers: Vec<Process>,
+    pub workers: Vec<NamedWorker>,
     /// The schedulers.
     pub schedulers: Vec<Process>,
     /// The client.
     pub http: reqwest::Client,
+    named: usize,
     environment: Vec<(String, String)>,
     starts: PathBuf,
     _folder: tempfile::TempDir,
     _database: Database,
+}
+
+/// A worker process and the name that the tables know it by.
+pub struct NamedWorker {
+    /// Its label; no two of a cluster share one.
+    pub name: String,
+    process: Process,
+}
+
+impl std::ops::Deref for NamedWorker {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl std::ops::DerefMut for NamedWorker {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
 }
 
 /// How many processes of each role, and what they are told.
@@ -60,7 +80,7 @@ impl Cluster {
         let listen = format!("127.0.0.1:{port}");
         let api = spawn(&["api", "--listen", &listen], &environment);
         let tables = PgPool::connect(&database.url).await.expect("the database answers");
-        let http = reqwest::Client::builder().timeout(Duration::from_secs(90)).build().expect("a client");
+        let http = crate::client::http();
         let mut cluster = Self {
             base: format!("http://{listen}"),
             tables,
@@ -68,6 +88,7 @@ impl Cluster {
             workers: Vec::new(),
             schedulers: Vec::new(),
             http,
+            named: 0,
             environment,
             starts,
             _folder: folder,
@@ -85,8 +106,11 @@ impl Cluster {
 
     /// Starts one more worker.
     pub fn add_worker(&mut self, arguments: &[&str]) {
-        let arguments: Vec<&str> = ["worker"].iter().chain(arguments).copied().collect();
-        self.workers.push(spawn(&arguments, &self.environment));
+        self.named += 1;
+        let name = format!("worker-{}", self.named);
+        let arguments: Vec<&str> = ["worker", "--worker-name", &name].iter().chain(arguments).copied().collect();
+        let process = spawn(&arguments, &self.environment);
+        self.workers.push(NamedWorker { name, process });
     }
 
     /// Starts one more scheduler.
@@ -178,9 +202,7 @@ impl Cluster {
             found.map(|(name,)| name).ok_or_else(|| "not leased".to_owned())
         })
         .await;
-        let pid: u32 =
-            name.rsplit('-').next().and_then(|pid| pid.parse().ok()).expect("a worker's name ends with its process id");
-        self.workers.iter().position(|worker| worker.pid() == pid).expect("the holder is ours")
+        self.workers.iter().position(|worker| worker.name == name).expect("the holder is ours")
     }
 
     /// One value of the tables, as text.

@@ -89,6 +89,10 @@ async fn plan(ctx: NodeContext) -> String {
 }
 
 async fn answer(ctx: NodeContext) -> Message {
+    let text = last_text(&ctx.state);
+    if ["conflict", "transient"].contains(&text.as_str()) {
+        FAULTS.lock().expect("nobody panics while holding it").insert(ctx.run_id(), text);
+    }
     let hint = ctx
         .config
         .get("hint")
@@ -179,6 +183,14 @@ async fn work(ctx: NodeContext) -> Result<threadgate_shared::graph::Outcome, Nod
         _ => {}
     }
     text.into_outcome()
+}
+
+/// Runs whose last write must fail, and with which of the recordings' faults.
+static FAULTS: LazyLock<Mutex<HashMap<RunId, String>>> = LazyLock::new(Mutex::default);
+
+/// The fault that the last write of `run` must have.
+pub(crate) fn fault_of(run: RunId) -> Option<String> {
+    FAULTS.lock().expect("nobody panics while holding it").get(&run).cloned()
 }
 
 /// How often each node of each run was started in this process.

@@ -1,7 +1,9 @@
 //! The harness of the end-to-end tests: private Postgres and Redis, child processes with faults,
 //! and waits with a limit. A test owns what it starts; dropping it stops it.
 
+pub mod client;
 pub mod cluster;
+pub mod faulty;
 pub mod folder;
 pub mod golden;
 pub mod graphs;
@@ -10,6 +12,7 @@ pub mod postgres;
 pub mod process;
 pub mod redis;
 pub mod server;
+pub mod stack;
 pub mod wait;
 
 pub use postgres::{Database, Postgres};

@@ -192,9 +192,12 @@ fn finish(
     graph: &Graph,
     place: engine::Place<'_>,
     state: &ThreadState,
-    result: Result<Outcome, NodeError>,
+    mut result: Result<Outcome, NodeError>,
     output_bytes_max: usize,
 ) -> NodeEnd {
+    if let Ok(outcome) = &mut result {
+        outcome.command.update.messages.iter_mut().for_each(|message| graph.manifest.ids.complete(message));
+    }
     let bytes = match &result {
         Ok(outcome) => json_bytes(&outcome.command.update.messages) + json_bytes(&outcome.command.update.fields),
         Err(NodeError::Interrupt { question, .. }) => json_bytes(question),

@@ -61,7 +61,10 @@ impl Stack {
 
     fn spawn_worker(&mut self, number: usize) -> Result<()> {
         let linger = self.options.linger.clone();
-        self.spawn(&format!("worker{number}"), &["worker", "--slots", "64", "--commit-linger", &linger])
+        {
+            let name = format!("bench-{number}");
+            self.spawn(&name, &["worker", "--worker-name", &name, "--slots", "64", "--commit-linger", &linger])
+        }
     }
 
     fn command(&self, args: &[&str]) -> Result<Command> {
@@ -150,7 +153,7 @@ pub(super) async fn recovery(args: &BenchArgs) -> Result<Recovery> {
     for number in 0..args.kills {
         let run = load::submit(&http, &stack.base, 200).await?;
         let holder = holder_at_fourth_node(&stack, &run).await?;
-        let at = stack.children.iter().position(|(_, child)| child.id() == Some(holder)).context("the holder is ours")?;
+        let at = stack.children.iter().position(|(name, _)| *name == holder).context("the holder is ours")?;
         let (_, mut child) = stack.children.remove(at);
         let killed_at: f64 = limit::ask(&stack.database, "select extract(epoch from clock_timestamp())").await?.parse()?;
         child.kill().await?;
@@ -166,14 +169,14 @@ pub(super) async fn recovery(args: &BenchArgs) -> Result<Recovery> {
     Ok(Recovery { p50: load::percentile(&times, 50), p99: load::percentile(&times, 99), repeated: repeated.parse()? })
 }
 
-/// Waits until the run's fourth step is leased and returns the process that holds it.
-async fn holder_at_fourth_node(stack: &Stack, run: &str) -> Result<u32> {
+/// Waits until the run's fourth step is leased and returns the name of the worker that holds it.
+async fn holder_at_fourth_node(stack: &Stack, run: &str) -> Result<String> {
     let sql = format!("select w.name from step s join worker w on w.id = s.worker where s.run_id = '{run}' and s.seq = 4 and s.status = 'leased'");
     let deadline = Instant::now() + Duration::from_secs(30);
     while Instant::now() < deadline {
         let name = limit::ask(&stack.database, &sql).await?;
-        if let Some(pid) = name.rsplit('-').next().and_then(|pid| pid.parse().ok()) {
-            return Ok(pid);
+        if !name.is_empty() {
+            return Ok(name);
         }
     }
     bail!("run {run} did not reach its fourth node in 30 s")
