@@ -1,0 +1,1 @@
+//! Documents that are right and documents that are wrong.
