@@ -211,7 +211,7 @@ impl<'a> Compiler<'a> {
             if let Some(when) = &reply.when {
                 self.expression(&format!("{pointer}/when"), when, In::Node);
             } else if index + 1 < spec.replies.len() {
-                let place = self.source.place(&format!("{pointer}"));
+                let place = self.source.place(&pointer);
                 let message = format!("{} always holds, so the replies after it are never given", dotted(&pointer));
                 self.findings.push(Finding::warning(place, message, "give it a 'when', or put it last"));
             }

@@ -68,7 +68,7 @@ fn kind_finding(source: &Source, pointer: &str, name: &str, node: &Json) -> Find
     }
 }
 
-static ROOT: LazyLock<Json> = LazyLock::new(|| schema_of::<Document>());
+static ROOT: LazyLock<Json> = LazyLock::new(schema_of::<Document>);
 
 static ROOT_VALIDATOR: LazyLock<Validator> = LazyLock::new(|| compiled(&ROOT));
 
@@ -149,6 +149,14 @@ fn explain(source: &Source, base: &str, schema: &Json, error: &ValidationError<'
             let said = error.instance().as_str().unwrap_or_default();
             at_value(format!("{name} cannot be {}", error.instance()), suggestion(said, options.into_iter()))
         }
+        ValidationErrorKind::OneOfNotValid { .. } => {
+            let options = allowed_words(schema, error.schema_path().as_str());
+            let said = error.instance().as_str().unwrap_or_default();
+            at_value(
+                format!("{name} cannot be {}", error.instance()),
+                suggestion(said, options.iter().map(String::as_str)),
+            )
+        }
         ValidationErrorKind::Pattern { pattern } if pattern == SPAN_PATTERN => {
             let message = format!("{name} is no span of time: {}", error.instance());
             at_value(message, "write it as 500ms, 30s or 1m 30s".to_owned())
@@ -163,9 +171,21 @@ fn explain(source: &Source, base: &str, schema: &Json, error: &ValidationError<'
 
 /// The keys of the object schema whose `additionalProperties` is at `path`.
 fn known_keys(schema: &Json, path: &str) -> Vec<String> {
+    let around = path.rfind('/').map_or("", |end| &path[..end]);
+    let properties = resolve(schema, around).get("properties").and_then(Json::as_object);
+    properties.into_iter().flatten().map(|(key, _)| key.clone()).collect()
+}
+
+/// The words that the `oneOf` at `path` allows.
+fn allowed_words(schema: &Json, path: &str) -> Vec<String> {
+    let options = resolve(schema, path).as_array().into_iter().flatten();
+    options.filter_map(|option| option["const"].as_str().map(str::to_owned)).collect()
+}
+
+/// The part of `schema` at `path`, references followed.
+fn resolve<'a>(schema: &'a Json, path: &str) -> &'a Json {
     let mut at = schema;
-    let steps: Vec<&str> = path.split('/').skip(1).collect();
-    for step in steps.iter().take(steps.len().saturating_sub(1)) {
+    for step in path.split('/').skip(1) {
         let step = step.replace("~1", "/").replace("~0", "~");
         let next = match at {
             Json::Array(items) => step.parse().ok().and_then(|index: usize| items.get(index)),
@@ -178,7 +198,7 @@ fn known_keys(schema: &Json, path: &str) -> Vec<String> {
             (_, next) => next.unwrap_or(&Json::Null),
         };
     }
-    at.get("properties").and_then(Json::as_object).into_iter().flatten().map(|(key, _)| key.clone()).collect()
+    at
 }
 
 fn wanted(kind: &TypeKind) -> String {
