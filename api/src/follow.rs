@@ -166,7 +166,7 @@ impl Follower {
         let cursor = self.last;
         if cursor.major > newest.major {
             // A cursor that no event of this run has: all there is to say is what comes.
-            self.last = newest;
+            self.last = open_id(&steps);
             self.version = run.version;
         }
         let changes = store.changes(self.run, self.version).await?;
@@ -229,6 +229,15 @@ impl Item {
 pub fn newest_id(steps: &[StepRecord]) -> EventId {
     let of = |step: &StepRecord| EventId::of_step(step.id.seq, step.attempt, EventId::FINISHED);
     steps.iter().map(of).max().unwrap_or(EventId::of_step(0, 1, EventId::FINISHED))
+}
+
+/// The newest event that was certainly told: of a step that still runs its start.
+fn open_id(steps: &[StepRecord]) -> EventId {
+    let of = |step: &StepRecord| {
+        let is_over = matches!(step.status, StepStatus::Done | StepStatus::Failed | StepStatus::Cancelled);
+        EventId::of_step(step.id.seq, step.attempt, if is_over { EventId::FINISHED } else { 0 })
+    };
+    steps.iter().map(of).max().unwrap_or(EventId::ZERO)
 }
 
 /// The event of a committed node; `None` for the accepted input and for a stop's own checkpoint.

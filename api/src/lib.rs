@@ -15,6 +15,8 @@ pub mod readiness;
 pub mod routes;
 pub mod routing;
 pub mod start;
+#[cfg(test)]
+mod testing;
 pub mod waiters;
 pub mod wire;
 

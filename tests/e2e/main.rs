@@ -1,4 +1,3 @@
 //! End-to-end tests: one binary, a module per story.
 
-mod contract;
 mod harness;

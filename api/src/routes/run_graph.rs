@@ -267,7 +267,8 @@ async fn refused(app: &App, caller: &Authenticated, not: NotBegun) -> Result<Res
         Some(Refusal::NothingToResume | Refusal::NoSuchCall(_) | Refusal::ToolNodeStart(_)) => {
             let is_new = app.parts.store.thread(&caller.scope(), &not.thread_id).await?.is_none();
             let line = chunks::refusal(not.thread_id.as_str(), is_new, &not.error.message, unix_seconds());
-            Ok(lines(Body::from(line)))
+            let line = futures::stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(line))]);
+            Ok(lines(Body::from_stream(line)))
         }
         _ => Err(not.error),
     }

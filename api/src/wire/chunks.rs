@@ -155,14 +155,18 @@ impl ChunkWriter {
             self.state.execution_meta = meta.clone();
             return;
         }
+        let reason = meta.interrupt_reason.as_deref().unwrap_or_default();
+        if reason == STOP {
+            // The request stands in every state from here on; stored is only where to go on.
+            STOP.clone_into(&mut self.state.execution_meta.stop_current_execution);
+        }
         self.node_returned(node, messages);
         self.states_at(node, step);
-        let reason = meta.interrupt_reason.as_deref().unwrap_or_default();
         match meta.status {
             ExecutionStatus::Running => self.moved_on(node, &meta.current_node, meta.step),
             ExecutionStatus::Completed => self.moved_on(node, END, meta.step),
             ExecutionStatus::Error => {}
-            ExecutionStatus::InterruptedAfter if reason != "stop_requested" => {
+            ExecutionStatus::InterruptedAfter if reason != STOP => {
                 let mut data = self.at_node("node_invoked", node, step);
                 data["reason"] = INTERRUPTED.into();
                 self.update(data);
@@ -172,7 +176,7 @@ impl ChunkWriter {
             ExecutionStatus::InterruptedBefore | ExecutionStatus::InterruptedAfter => {
                 let next = meta.interrupted_node.clone().unwrap_or_default();
                 self.moved_on(node, &next, meta.step);
-                let why = if reason == "stop_requested" { STOPPED } else { INTERRUPTED };
+                let why = if reason == STOP { STOPPED } else { INTERRUPTED };
                 self.pausing(meta, why);
             }
         }
@@ -227,7 +231,7 @@ impl ChunkWriter {
                 data["reason"] = "Graph execution completed successfully".into();
                 self.update_with_state(data, meta.clone());
             }
-            RunStatus::Stopped if before.interrupt_reason.as_deref() != Some("stop_requested") => {
+            RunStatus::Stopped if before.interrupt_reason.as_deref() != Some(STOP) => {
                 self.pausing(meta, STOPPED);
             }
             _ => {}
@@ -284,7 +288,7 @@ impl ChunkWriter {
             if let Some(node) = &self.finished {
                 meta.current_node.clone_from(node);
             }
-            "stop_requested".clone_into(&mut meta.stop_current_execution);
+            STOP.clone_into(&mut meta.stop_current_execution);
         }
         self.update_with_state(data, meta);
     }
@@ -376,6 +380,8 @@ impl ChunkWriter {
     }
 }
 
+/// The word for a stop, as a reason and as a request.
+const STOP: &str = "stop_requested";
 const STOPPED: &str = "Graph execution stopped by request";
 
 /// A step whose commit kept nothing of its node: it failed, or asks.

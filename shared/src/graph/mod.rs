@@ -3,7 +3,6 @@
 pub mod admission;
 pub mod builder;
 mod cel_json;
-pub mod declarative;
 pub mod engine;
 pub mod expression;
 pub mod ids;

@@ -1,11 +1,3 @@
-//! Stories of workers on parts in memory.
+//! Stories of one worker on parts in memory.
 
-mod deadlines;
-mod drain;
-mod faults;
-mod leases;
-mod outputs;
 mod path;
-mod queue;
-mod retries;
-mod stop;
