@@ -44,5 +44,10 @@ fn read(pid: u32) -> Option<Process> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    Some(Process { pid, parent: u32::try_from(number(1)?).ok()?, own: number(11)? + number(12)?, reaped: number(13)? + number(14)? })
+    Some(Process {
+        pid,
+        parent: u32::try_from(number(1)?).ok()?,
+        own: number(11)? + number(12)?,
+        reaped: number(13)? + number(14)?,
+    })
 }

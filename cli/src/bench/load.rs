@@ -58,7 +58,12 @@ pub(super) async fn drive(base: &str, load: Load) -> Result<Figures> {
     }
     let seconds = begun.elapsed().as_secs_f64();
     times.sort_by(f64::total_cmp);
-    let mut figures = Figures { runs: load.runs, steps_per_s: 0.0, run_ms_p50: percentile(&times, 50), run_ms_p99: percentile(&times, 99) };
+    let mut figures = Figures {
+        runs: load.runs,
+        steps_per_s: 0.0,
+        run_ms_p50: percentile(&times, 50),
+        run_ms_p99: percentile(&times, 99),
+    };
     figures.steps_per_s = figures.steps() / seconds;
     Ok(figures)
 }

@@ -79,7 +79,10 @@ pub async fn run(args: &BenchArgs) -> Result<()> {
     );
     if args.kills > 0 {
         let recovery = stack::recovery(args).await.context("the recovery part")?;
-        println!("{}", json!({"kills": args.kills, "resume_ms_p50": recovery.p50, "resume_ms_p99": recovery.p99, "repeated_steps": recovery.repeated}));
+        println!(
+            "{}",
+            json!({"kills": args.kills, "resume_ms_p50": recovery.p50, "resume_ms_p99": recovery.p99, "repeated_steps": recovery.repeated})
+        );
     }
     if args.idle_seconds > 0 {
         let idle = stack::idle(args).await.context("the idle part")?;

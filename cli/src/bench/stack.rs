@@ -35,7 +35,11 @@ impl Stack {
         limit::recreate(&args.database_url, DATABASE).await?;
         let database = limit::with_database(&args.database_url, DATABASE)?;
         let port = free_port()?;
-        let options = Options { linger: linger.to_owned(), log_dir: args.log_dir.clone(), prefix: format!("bench{}", uuid::Uuid::new_v4().simple()) };
+        let options = Options {
+            linger: linger.to_owned(),
+            log_dir: args.log_dir.clone(),
+            prefix: format!("bench{}", uuid::Uuid::new_v4().simple()),
+        };
         let mut stack = Self {
             base: format!("http://127.0.0.1:{port}"),
             server: args.database_url.clone(),
@@ -100,7 +104,13 @@ impl Stack {
 
     /// The postmaster's and Redis' process ids, where both run on this machine.
     async fn services(&self) -> Result<Vec<u32>> {
-        let postmaster: u32 = limit::ask(&self.database, "select pg_read_file('postmaster.pid')").await?.lines().next().unwrap_or_default().parse().context("postmaster.pid")?;
+        let postmaster: u32 = limit::ask(&self.database, "select pg_read_file('postmaster.pid')")
+            .await?
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .parse()
+            .context("postmaster.pid")?;
         let client = redis_info(&self.redis_url).await?;
         Ok(vec![postmaster, client])
     }
@@ -112,7 +122,10 @@ impl Stack {
                 let pools = http.get(format!("{}/v1/pools", self.base)).send().await;
                 if let Ok(response) = pools {
                     let body: Value = response.json().await.unwrap_or_default();
-                    if body["pools"].as_array().is_some_and(|pools| pools.iter().any(|pool| pool["workers"].as_u64() > Some(0))) {
+                    if body["pools"]
+                        .as_array()
+                        .is_some_and(|pools| pools.iter().any(|pool| pool["workers"].as_u64() > Some(0)))
+                    {
                         return;
                     }
                 }
@@ -155,11 +168,14 @@ pub(super) async fn recovery(args: &BenchArgs) -> Result<Recovery> {
         let holder = holder_at_fourth_node(&stack, &run).await?;
         let at = stack.children.iter().position(|(name, _)| *name == holder).context("the holder is ours")?;
         let (_, mut child) = stack.children.remove(at);
-        let killed_at: f64 = limit::ask(&stack.database, "select extract(epoch from clock_timestamp())").await?.parse()?;
+        let killed_at: f64 =
+            limit::ask(&stack.database, "select extract(epoch from clock_timestamp())").await?.parse()?;
         child.kill().await?;
         stack.spawn_worker(number + 2)?;
         load::wait(&http, &stack.base, &run).await?;
-        let sql = format!("select min(extract(epoch from at)) from checkpoint where run_id = '{run}' and extract(epoch from at) > {killed_at}");
+        let sql = format!(
+            "select min(extract(epoch from at)) from checkpoint where run_id = '{run}' and extract(epoch from at) > {killed_at}"
+        );
         let resumed: f64 = limit::ask(&stack.database, &sql).await?.parse()?;
         times.push((resumed - killed_at) * 1000.0);
     }
@@ -188,7 +204,9 @@ pub(super) async fn idle(args: &BenchArgs) -> Result<Value> {
     load::drive(&stack.base, load::Load { runs: 64, concurrency: 8, sleep_ms: 0 }).await?;
     tokio::time::sleep(Duration::from_secs(15)).await;
     let read = async || -> Result<(f64, f64, f64)> {
-        let sql = format!("select coalesce(sum(calls), 0) from pg_stat_statements s join pg_database d on d.oid = s.dbid where d.datname = '{DATABASE}'");
+        let sql = format!(
+            "select coalesce(sum(calls), 0) from pg_stat_statements s join pg_database d on d.oid = s.dbid where d.datname = '{DATABASE}'"
+        );
         limit::ask(&args.database_url, "create extension if not exists pg_stat_statements").await?;
         let statements: f64 = limit::ask(&args.database_url, &sql).await?.parse()?;
         Ok((statements, redis_commands(&args.redis_url).await?, stack.cpu()?))
@@ -198,7 +216,13 @@ pub(super) async fn idle(args: &BenchArgs) -> Result<Value> {
     tokio::time::sleep(Duration::from_secs(args.idle_seconds)).await;
     let after = read().await?;
     let seconds = begun.elapsed().as_secs_f64();
-    let memory: Vec<Value> = stack.children.iter().filter_map(|(name, child)| Some(json!({"process": name, "resident_mib": cpu::resident_mib(child.id()?).ok()?}))).collect();
+    let memory: Vec<Value> = stack
+        .children
+        .iter()
+        .filter_map(|(name, child)| {
+            Some(json!({"process": name, "resident_mib": cpu::resident_mib(child.id()?).ok()?}))
+        })
+        .collect();
     stack.end().await?;
     Ok(json!({
         "idle_seconds": seconds,
@@ -222,7 +246,11 @@ async fn redis_info(url: &str) -> Result<u32> {
 }
 
 async fn info(url: &str, key: &str) -> Result<String> {
-    let output = Command::new("redis-cli").args(["-u", url, "info"]).output().await.context("start redis-cli; install Redis' client program")?;
+    let output = Command::new("redis-cli")
+        .args(["-u", url, "info"])
+        .output()
+        .await
+        .context("start redis-cli; install Redis' client program")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let value = text.lines().find_map(|line| line.strip_prefix(key));
     value.map(|value| value.trim().to_owned()).with_context(|| format!("Redis does not say {key}"))

@@ -1,0 +1,164 @@
+//! Follows a run's events and shows them as they come; comes back where it ended when the
+//! connection breaks.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use reqwest::Method;
+use serde_json::Value;
+
+use super::{Server, pretty, shown};
+use crate::exit::{Exit, Failure};
+use crate::print::{self, Paint};
+
+/// How often a broken connection is opened anew before the follower gives up.
+const RECONNECTS_MAX: u32 = 10;
+
+/// One event as it is on the wire.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Event {
+    id: Option<String>,
+    name: String,
+    data: String,
+}
+
+/// Shows the events of `run` until its end.
+///
+/// # Errors
+/// If the server refuses, or cannot be reached again.
+pub(super) async fn follow(server: &Server, run: &str, json: bool) -> Result<(), Failure> {
+    let mut last_id: Option<String> = None;
+    let mut broken = 0;
+    loop {
+        let mut request = server.request(Method::GET, &["v1", "runs", run, "events"], &[]);
+        if let Some(id) = &last_id {
+            request = request.header("last-event-id", id);
+        }
+        match server.send(request).await {
+            Ok(response) => {
+                let before = last_id.clone();
+                if read(response, json, &mut last_id).await {
+                    return Ok(());
+                }
+                broken = if last_id == before { broken + 1 } else { 0 };
+            }
+            Err(failure) if failure.exit == Exit::Unreachable && broken < RECONNECTS_MAX => broken += 1,
+            Err(failure) => return Err(failure),
+        }
+        if broken >= RECONNECTS_MAX {
+            let message = "the event stream keeps breaking; the run goes on, see `threadgate runs get`";
+            return Err(Failure::new(Exit::Unreachable, message));
+        }
+        tokio::time::sleep(Duration::from_millis(200) * broken.max(1)).await;
+    }
+}
+
+/// Shows what one response brings; whether the run's last event was in it.
+async fn read(response: reqwest::Response, json: bool, last_id: &mut Option<String>) -> bool {
+    let mut bytes = response.bytes_stream();
+    let mut parser = Parser::default();
+    while let Some(Ok(piece)) = bytes.next().await {
+        for event in parser.add(&piece) {
+            show(&event, json);
+            if event.id.is_some() {
+                last_id.clone_from(&event.id);
+            }
+            if event.name == "run_ended" {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn show(event: &Event, json: bool) {
+    if json {
+        let id = event.id.clone().map_or(Value::Null, Value::String);
+        let data: Value = serde_json::from_str(&event.data).unwrap_or(Value::Null);
+        print::line(serde_json::json!({"id": id, "event": event.name, "data": data}));
+        return;
+    }
+    let paint = Paint::for_stdout();
+    let data: Value = serde_json::from_str(&event.data).unwrap_or_default();
+    let node = shown(&data["node"]);
+    match event.name.as_str() {
+        "node_started" if data["attempt"] != 1 => {
+            print::line(paint.dim(format!("> {node} (attempt {})", data["attempt"])));
+        }
+        "node_started" => print::line(paint.dim(format!("> {node}"))),
+        "delta" => print::piece(text_of(&data["message"])),
+        "custom" => print::line(format!("  {}", pretty(&data["value"]).replace('\n', "\n  "))),
+        "node_finished" => {
+            for message in data["messages"].as_array().into_iter().flatten() {
+                print::line(said(message, paint));
+            }
+        }
+        "gap" => print::line(paint.dim("… events are missing here; what follows is from the store")),
+        _ => {}
+    }
+}
+
+/// A message as a line: who, and what they said.
+pub(super) fn said(message: &Value, paint: Paint) -> String {
+    format!("{} {}", paint.bold(format!("{}:", shown(&message["role"]))), text_of(message))
+}
+
+fn text_of(message: &Value) -> String {
+    let blocks = message["content"].as_array().into_iter().flatten();
+    blocks.map(|block| if block["type"] == "text" { shown(&block["text"]) } else { block.to_string() }).collect()
+}
+
+/// Cuts server-sent events out of a stream of bytes.
+#[derive(Debug, Default)]
+struct Parser {
+    rest: Vec<u8>,
+    event: Event,
+}
+
+impl Parser {
+    fn add(&mut self, piece: &[u8]) -> Vec<Event> {
+        self.rest.extend_from_slice(piece);
+        let mut events = Vec::new();
+        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            let line = line.trim_end_matches(['\n', '\r']);
+            if line.is_empty() {
+                let event = std::mem::take(&mut self.event);
+                events.extend((!event.data.is_empty()).then_some(event));
+                continue;
+            }
+            let (field, value) = line.split_once(':').unwrap_or((line, ""));
+            let value = value.strip_prefix(' ').unwrap_or(value);
+            match field {
+                "id" => self.event.id = Some(value.to_owned()),
+                "event" => value.clone_into(&mut self.event.name),
+                "data" if self.event.data.is_empty() => value.clone_into(&mut self.event.data),
+                "data" => self.event.data = format!("{}\n{value}", self.event.data),
+                _ => {} // A comment, or a field nobody needs.
+            }
+        }
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_whole_wherever_the_stream_is_cut() {
+        let stream = ": hello\n\nid: 256-0\nevent: node_started\ndata: {\"node\":\"plän\"}\n\ndata: a\ndata: b\n\n";
+        let expected = [
+            Event { id: Some("256-0".into()), name: "node_started".into(), data: "{\"node\":\"plän\"}".into() },
+            Event { id: None, name: String::new(), data: "a\nb".into() },
+        ];
+
+        for cut in 0..stream.len() {
+            let mut parser = Parser::default();
+            let (first, second) = stream.as_bytes().split_at(cut);
+            let events: Vec<Event> = [parser.add(first), parser.add(second)].concat();
+            assert_eq!(events, expected, "cut at {cut}");
+        }
+    }
+}
