@@ -1,3 +1,4 @@
 //! End-to-end tests: one binary, a module per story.
 
+mod contract;
 mod harness;

@@ -13,14 +13,13 @@ use threadgate_shared::events::MemoryEvents;
 use threadgate_shared::events::{EventBody, EventId, EventLog, Followed};
 use threadgate_shared::graph::admission::{RunInput, admit};
 use threadgate_shared::graph::registry::Registry;
-use threadgate_shared::graph::{Graph, GraphBuilder, Manifest};
+use threadgate_shared::graph::{Graph, GraphBuilder, Manifest, NodePolicy, RetryPolicy};
 use threadgate_shared::parts::Parts;
 use threadgate_shared::queue::MemoryQueue;
 use threadgate_shared::queue::{Job, JobHandler, JobQueue, Lane, QueueError};
 use threadgate_shared::store::memory::MemoryStore;
-use threadgate_shared::store::{
-    Created, Graphs, NewRun, Runs, StateEdit, StepRecord, StepStatus, StoredState, Threads, Upkeep,
-};
+use threadgate_shared::store::{Created, Graphs, NewRun, Runs, StepRecord, StepStatus, StoredState, Threads, Upkeep};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -88,11 +87,16 @@ impl Stack {
 
     /// A run of the registry's first graph on a thread, sent to the queue.
     pub(crate) async fn create(&self, thread: &str) -> RunId {
-        let graph = &self.registry.graphs()[0];
-        let input = RunInput { messages: vec![Message::text(Role::User, "hi")], ..RunInput::default() };
-        let run = self.create_with(thread, graph.version.clone(), Arc::clone(&graph.manifest), input).await;
+        let run = self.create_backlog(thread).await;
         self.send().await;
         run
+    }
+
+    /// A run of the registry's first graph on a thread, which waits in the store.
+    pub(crate) async fn create_backlog(&self, thread: &str) -> RunId {
+        let graph = &self.registry.graphs()[0];
+        let input = RunInput { messages: vec![Message::text(Role::User, "hi")], ..RunInput::default() };
+        self.create_with(thread, graph.version.clone(), Arc::clone(&graph.manifest), input).await
     }
 
     pub(crate) async fn create_with(
@@ -225,10 +229,6 @@ impl Stack {
         self.store.stop_thread(&Caller::anonymous().scope(), &thread.into()).await.unwrap();
     }
 
-    pub(crate) async fn edit(&self, edit: StateEdit) {
-        self.store.edit_state(&Caller::anonymous().scope(), edit).await.unwrap();
-    }
-
     pub(crate) async fn register(&self, manifest: Manifest) -> threadgate_shared::domain::GraphVersion {
         let version = manifest.version(None);
         let record = threadgate_shared::store::GraphRecord {
@@ -255,11 +255,51 @@ impl Working {
         self.shutdown.cancel();
         self.worker.await.unwrap()
     }
+}
 
-    /// Ends it as a crash does: everything stops where it is.
-    pub(crate) fn is_ended(&self) -> bool {
-        self.worker.is_finished()
+/// A place in a node where a test can see and hold it.
+#[derive(Debug, Clone)]
+pub(crate) struct Gate {
+    entered: Arc<Semaphore>,
+    open: Arc<Semaphore>,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Self {
+        Self { entered: Arc::new(Semaphore::new(0)), open: Arc::new(Semaphore::new(0)) }
     }
+
+    /// Called by the node: waits until it is let through.
+    pub(crate) async fn pass(&self) {
+        self.entered.add_permits(1);
+        self.open.acquire().await.unwrap().forget();
+    }
+
+    /// Returns when a node has come this far.
+    pub(crate) async fn entered(&self) {
+        self.entered.acquire().await.unwrap().forget();
+    }
+
+    /// Lets one node through.
+    pub(crate) fn open(&self) {
+        self.open.add_permits(1);
+    }
+}
+
+/// A graph of one node.
+pub(crate) fn one_node(node: impl threadgate_shared::graph::Node + 'static) -> GraphBuilder {
+    Graph::builder("one").node("only", node).entry("only")
+}
+
+/// A graph of one node with a policy.
+pub(crate) fn one_node_with(policy: NodePolicy, node: impl threadgate_shared::graph::Node + 'static) -> GraphBuilder {
+    Graph::builder("one").node_with("only", node, policy).entry("only")
+}
+
+/// A policy of so many attempts, without delay.
+pub(crate) fn attempts(attempts: u16) -> NodePolicy {
+    let retry = RetryPolicy { attempts, delay_min_ms: 0, delay_max_ms: 0, retry_on: Vec::new() };
+    NodePolicy { retry, ..NodePolicy::default() }
 }
 
 /// A queue in memory that can be away.

@@ -137,7 +137,7 @@ pub struct FieldSpec {
 }
 
 /// How two values of one field become one when branches join.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reducer {
     /// The newer wins.
@@ -150,7 +150,7 @@ pub enum Reducer {
 }
 
 /// How generated ids look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IdKind {
     /// uuid v4.

@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod builder;
 mod cel_json;
+pub mod declarative;
 pub mod engine;
 pub mod expression;
 pub mod ids;

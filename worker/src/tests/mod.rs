@@ -1,3 +1,11 @@
-//! Stories of one worker on parts in memory.
+//! Stories of workers on parts in memory.
 
+mod deadlines;
+mod drain;
+mod faults;
+mod leases;
+mod outputs;
 mod path;
+mod queue;
+mod retries;
+mod stop;

@@ -44,7 +44,7 @@ pub async fn what_a_node_returns_is_kept_exactly(store: Arc<dyn Store>) {
         let state = world.state(&thread).await;
         assert_eq!(state.fields["topic"].to_string(), exact(text));
         assert_eq!(state.fields["context_summary"].to_string(), exact(text));
-        assert_eq!(serde_json::to_string(&state.context[1]).unwrap(), serde_json::to_string(&carrying(text)).unwrap());
+        assert_eq!(written(&state.context[1]), written(&commit.messages[0]));
         let claimed = world.claim(step_of(run, 2)).await;
         let loaded = world.load(&claimed, Some(1)).await;
         assert_eq!(loaded.fields["topic"].to_string(), exact(text));
@@ -147,6 +147,10 @@ fn carrying(text: &str) -> crate::domain::Message {
     message.metadata.insert("value".to_owned(), parse(text));
     message.content.push(serde_json::json!({"type": "data", "value": parse(text)}));
     message
+}
+
+fn written(message: &crate::domain::Message) -> String {
+    serde_json::to_string(message).unwrap()
 }
 
 fn parse(text: &str) -> Json {

@@ -1,6 +1,10 @@
 //! Faults a test can ask for.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::store::StoreError;
 
@@ -58,11 +62,36 @@ pub enum Failure {
     After,
 }
 
+/// How all calls fare, drawn from a seed.
+#[derive(Debug, Clone)]
+pub struct Weather {
+    /// Of what is drawn.
+    pub seed: u64,
+    /// How many of a hundred calls fail before they do anything.
+    pub refused_percent: u8,
+    /// How many of a hundred calls do their work and lose the answer.
+    pub lost_percent: u8,
+    /// How long one way of a call takes at most.
+    pub way_max: Duration,
+}
+
+/// How one call fares.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Fate {
+    /// How long the question travels.
+    pub there: Duration,
+    /// How the call fails, if it does.
+    pub failure: Option<Failure>,
+    /// How long the answer travels.
+    pub back: Duration,
+}
+
 /// What was asked for.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Faults {
     asked: HashMap<Operation, VecDeque<Failure>>,
     down: bool,
+    weather: Option<(Weather, StdRng)>,
 }
 
 impl Faults {
@@ -74,11 +103,35 @@ impl Faults {
         self.down = down;
     }
 
-    /// How this call fails, if it does.
-    pub(super) fn next(&mut self, operation: Operation) -> Option<Failure> {
-        if self.down {
-            return Some(Failure::Before);
-        }
-        self.asked.get_mut(&operation)?.pop_front()
+    pub(super) fn set_weather(&mut self, weather: Option<Weather>) {
+        self.weather = weather.map(|weather| {
+            let drawn = StdRng::seed_from_u64(weather.seed);
+            (weather, drawn)
+        });
+    }
+
+    /// How this call fares.
+    pub(super) fn next(&mut self, operation: Operation) -> Fate {
+        let mut fate = self.weather.as_mut().map(|(weather, drawn)| weather.draw(drawn)).unwrap_or_default();
+        let asked = self.asked.get_mut(&operation).and_then(VecDeque::pop_front);
+        fate.failure = if self.down { Some(Failure::Before) } else { asked.or(fate.failure) };
+        fate
+    }
+}
+
+impl Weather {
+    fn draw(&self, drawn: &mut StdRng) -> Fate {
+        let way_max = u64::try_from(self.way_max.as_micros()).unwrap_or(u64::MAX);
+        let mut way = || Duration::from_micros(drawn.random_range(0..=way_max));
+        let (there, back) = (way(), way());
+        let luck = drawn.random_range(0..100);
+        let failure = if luck < self.refused_percent {
+            Some(Failure::Before)
+        } else if luck < self.refused_percent + self.lost_percent {
+            Some(Failure::After)
+        } else {
+            None
+        };
+        Fate { there, failure, back }
     }
 }

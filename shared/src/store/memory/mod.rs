@@ -2,8 +2,6 @@
 //! clock (so a paused test moves it), and faults can be asked for by name.
 
 mod clock;
-#[cfg(test)]
-mod contract_test;
 mod create;
 mod fault;
 mod runs;
@@ -13,12 +11,13 @@ mod tables;
 mod threads;
 mod upkeep;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
 
-pub use fault::{Failure, Operation};
+pub use fault::{Failure, Operation, Weather};
 pub use tables::Checkpoint;
 
 use super::{GraphRecord, Graphs, Schema, StoreError, Time};
@@ -30,19 +29,43 @@ use tables::Tables;
 /// How long a step that was sent counts as being sent; then it is sent again.
 const RESEND_AFTER: Duration = Duration::from_secs(10);
 
-/// A whole database in memory. Cloning the `Arc` around it is opening another connection.
-#[derive(Default)]
+/// One connection to a database in memory; [`MemoryStore::connect`] opens another.
 pub struct MemoryStore {
+    database: Arc<Database>,
+    /// Cancelled when the process at this end is gone.
+    cut: CancellationToken,
+}
+
+#[derive(Default)]
+struct Database {
     tables: Mutex<Tables>,
     clock: Clock,
     faults: Mutex<Faults>,
 }
 
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self { database: Arc::default(), cut: CancellationToken::new() }
+    }
+}
+
 impl MemoryStore {
-    /// An empty database.
+    /// A connection to an empty database.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Another connection to the same database.
+    #[must_use]
+    pub fn connect(&self) -> Self {
+        Self { database: Arc::clone(&self.database), cut: CancellationToken::new() }
+    }
+
+    /// Ends this connection as kill -9 of its process does: what was asked and not yet done is not
+    /// done any more, and nobody gets an answer.
+    pub fn cut(&self) {
+        self.cut.cancel();
     }
 
     /// Makes the next call of `operation` fail in the given way; calls queue up.
@@ -55,9 +78,14 @@ impl MemoryStore {
         self.faults().set_down(down);
     }
 
+    /// Makes calls slow and unreliable, or (`None`) quick and reliable again.
+    pub fn set_weather(&self, weather: Option<Weather>) {
+        self.faults().set_weather(weather);
+    }
+
     /// Moves the database's clock ahead of everybody else's.
     pub fn skew(&self, ahead: Duration) {
-        self.clock.skew(ahead);
+        self.database.clock.skew(ahead);
     }
 
     /// The versions of a thread, oldest first.
@@ -73,25 +101,37 @@ impl MemoryStore {
         operation: Operation,
         body: impl FnOnce(&mut Tables, Time) -> Result<T, StoreError> + Send,
     ) -> Result<T, StoreError> {
-        // A round trip lets everybody else run.
-        tokio::task::yield_now().await;
-        let failure = self.faults().next(operation);
-        if failure == Some(Failure::Before) {
+        let fate = self.faults().next(operation);
+        self.travel(fate.there).await;
+        if fate.failure == Some(Failure::Before) {
             return Err(operation.unavailable());
         }
-        let answer = body(&mut self.tables(), self.clock.now());
-        if failure == Some(Failure::After) {
+        let answer = body(&mut self.tables(), self.database.clock.now());
+        self.travel(fate.back).await;
+        if fate.failure == Some(Failure::After) {
             return Err(operation.unavailable());
         }
         answer
     }
 
+    /// One way of a round trip: lets everybody else run; a cut connection has no end.
+    async fn travel(&self, time: Duration) {
+        if time.is_zero() {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(time).await;
+        }
+        if self.cut.is_cancelled() {
+            std::future::pending::<()>().await;
+        }
+    }
+
     fn tables(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        self.database.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn faults(&self) -> MutexGuard<'_, Faults> {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+        self.database.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -63,7 +63,7 @@ impl Upkeep for MemoryStore {
     }
 
     async fn clock(&self) -> Result<StoreClock, StoreError> {
-        let started = self.clock.started();
+        let started = self.database.clock.started();
         self.transact(Operation::Other, |_, now| Ok(StoreClock { now, started })).await
     }
 

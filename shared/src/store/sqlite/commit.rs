@@ -61,7 +61,7 @@ async fn commit_one(db: &mut SqliteConnection, commit: &StepCommit, now: Time) -
     thread.version += 1;
     thread.meta = if stop { commit.stopped_meta.clone() } else { commit.meta.clone() };
     remove(db, &thread, &commit.removed).await.doing(DOING)?;
-    thread.append_context(db, &commit.messages).await.doing(DOING)?;
+    thread.append_context(db, &commit.messages, true).await.doing(DOING)?;
     thread.write_fields(db, &commit.fields).await.doing(DOING)?;
     thread.checkpoint(db, Some(commit.step), &step.node, now).await.doing(DOING)?;
     finish_step(db, commit.step, thread.version, now).await.doing(DOING)?;

@@ -179,7 +179,7 @@ async fn write(
     thread.last_run = Some(new.id);
     thread.has_state = true;
     let first_position = thread.next_position;
-    thread.append_context(db, &admission.messages).await.doing(DOING)?;
+    thread.append_context(db, &admission.messages, true).await.doing(DOING)?;
     thread.write_fields(db, &admission.fields).await.doing(DOING)?;
     thread.checkpoint(db, Some(StepId { run_id: new.id, seq: 0 }), START, now).await.doing(DOING)?;
     thread.save(db, now).await.doing(DOING)?;

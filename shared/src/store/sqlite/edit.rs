@@ -80,7 +80,7 @@ impl Threads for SqliteStore {
         let mut thread = idle_or_new(&mut tx, scope, &target, now, DOING).await?;
         thread.has_state = true;
         thread.version += 1;
-        thread.append_context(&mut tx, &edit.messages).await.doing(DOING)?;
+        thread.append_context(&mut tx, &edit.messages, false).await.doing(DOING)?;
         thread.write_fields(&mut tx, &edit.fields).await.doing(DOING)?;
         finish_edit(&mut tx, &thread, now).await.doing(DOING)?;
         let state = load::state_of(&mut tx, &thread).await.doing(DOING)?;

@@ -160,12 +160,16 @@ impl Thread {
         self.tenant == scope.tenant && scope.owner.as_ref().is_none_or(|owner| *owner == self.user)
     }
 
-    /// Writes the row as it is in memory.
+    /// Writes the row as it is in memory; a name that waits for the number of messages gets it when
+    /// no run is active any more.
     pub(super) async fn save(&self, db: &mut SqliteConnection, now: Time) -> Answer<()> {
         sqlx::query(
             "update thread
                 set graph_version = ?2, status = ?3, version = ?4, next_position = ?5, active_run = ?6, stop_run = ?7,
-                    last_run = ?8, has_state = ?9, current_node = ?10, execution_meta = ?11, updated_at = ?12
+                    last_run = ?8, has_state = ?9, current_node = ?10, execution_meta = ?11, updated_at = ?12,
+                    name = case when ?6 is null and name like '%{messages}%' then replace(name, '{messages}', (
+                        select count(*) from message m
+                         where m.thread_key = ?1 and m.in_context = 1 and m.removed_in is null)) else name end
               where key = ?1",
         )
         .bind(self.key.0)
@@ -192,13 +196,18 @@ impl Thread {
         self.stop_run = None;
     }
 
-    /// Appends to the context, in the current version; ids that live there are left out. A message
-    /// that is in the log keeps its body and is not logged twice.
-    pub(super) async fn append_context(&mut self, db: &mut SqliteConnection, messages: &[Message]) -> Answer<()> {
+    /// Appends to the context, in the current version, and to the log if `is_logged`; ids that live
+    /// there are left out. A message that is in the log keeps its body and is not logged twice.
+    pub(super) async fn append_context(
+        &mut self,
+        db: &mut SqliteConnection,
+        messages: &[Message],
+        is_logged: bool,
+    ) -> Answer<()> {
         for message in messages {
             sqlx::query(
                 "insert into message (thread_key, position, message_id, role, body, in_context, in_log, added_in)
-                 select ?1, ?2, ?3, coalesce(l.role, ?4), coalesce(l.body, ?5), 1, l.position is null, ?6
+                 select ?1, ?2, ?3, coalesce(l.role, ?4), coalesce(l.body, ?5), 1, ?7 and l.position is null, ?6
                    from (select 1) left join message l on l.thread_key = ?1 and l.message_id = ?3 and l.in_log = 1
                   where true
                      on conflict do nothing",
@@ -209,6 +218,7 @@ impl Thread {
             .bind(message.role.as_str())
             .bind(json_text(message))
             .bind(self.version)
+            .bind(is_logged)
             .execute(&mut *db)
             .await?;
             self.next_position += 1;
