@@ -14,6 +14,7 @@ use threadgate_worker::Worker;
 use threadgate_worker::config::WorkerConfig;
 use tokio::task::JoinSet;
 
+use crate::exit::{Exit, Failure};
 use crate::print::{self, Paint};
 use crate::roles::RoleArgs;
 use crate::{graphs, storage};
@@ -21,6 +22,11 @@ use crate::{graphs, storage};
 /// Options of `threadgate dev`.
 #[derive(Debug, Args)]
 pub struct DevArgs {
+    /// Graphs to serve: files of YAML or JSON, or folders of them. The first is the one behind
+    /// /v1/graph/*. Default: a graph that says hello.
+    #[arg(long, value_name = "PATH", num_args = 1.., env = "THREADGATE_GRAPHS", value_delimiter = ',')]
+    graphs: Vec<PathBuf>,
+
     /// Where the embedded database is kept; not used with --database-url.
     #[arg(long, value_name = "FOLDER", env = "THREADGATE_DATA_DIR", default_value = ".threadgate")]
     data_dir: PathBuf,
@@ -39,7 +45,7 @@ pub struct DevArgs {
 ///
 /// # Errors
 /// Why it did not start, or which role ended by itself.
-pub async fn run(args: DevArgs, registry: Registry) -> Result<()> {
+pub async fn run(args: DevArgs, registry: Registry) -> Result<(), Failure> {
     let (shutdown, metrics) = args.role.begin()?;
     let scheduler = SchedulerConfig {
         lease_ttl: args.worker.lease_ttl,
@@ -47,13 +53,19 @@ pub async fn run(args: DevArgs, registry: Registry) -> Result<()> {
         ..args.scheduler.clone()
     };
     scheduler.validate()?;
-    let registry = if registry.graphs().is_empty() { registry.graph(graphs::hello()?) } else { registry };
+    let declared = if args.graphs.is_empty() && registry.graphs().is_empty() {
+        vec![graphs::hello()]
+    } else {
+        graphs::load(&args.graphs)?
+    };
     let (parts, place) = open(&args).await?;
     let listener = threadgate_api::bind(&args.api).await?;
     let address = listener.local_addr()?;
 
-    let names: Vec<String> = registry.graphs().iter().map(|graph| graph.manifest.name.clone()).collect();
+    let coded = registry.graphs().iter().map(|graph| graph.manifest.name.clone());
+    let names: Vec<String> = coded.chain(declared.iter().map(|graph| graph.name.clone())).collect();
     let worker = Worker::start(args.worker, parts.clone(), &registry).await?;
+    parts.store.register_graphs(&declared).await.context("could not register the graphs")?;
     let api = ApiConfig { graph: args.api.graph.clone().or_else(|| names.first().cloned()), ..args.api };
     let (worker_health, scheduler_health) = (worker.health(), SchedulerHealth::default());
     let (shown_worker, shown_scheduler) = (worker_health, scheduler_health.clone());
@@ -77,7 +89,7 @@ pub async fn run(args: DevArgs, registry: Registry) -> Result<()> {
     while let Some(ended) = roles.join_next().await {
         let role = ended.context("a role ended by a panic")??;
         if !shutdown.is_cancelled() {
-            bail!("the {role} ended by itself; the log says why");
+            return Err(Failure::new(Exit::Program, format!("the {role} ended by itself; the log says why")));
         }
     }
     Ok(())

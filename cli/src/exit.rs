@@ -9,7 +9,7 @@ Exit codes:
   0  done; for `run`: the run completed
   1  the run failed or was stopped
   2  the command line is wrong
-  3  the server refused, or what was named does not exist
+  3  the server refused, what was named does not exist, or a graph has mistakes
   4  the server cannot be reached, or cannot do its work now
   5  the run is paused and waits for an answer
   6  the command could not be done; the text on standard error says why";
@@ -21,7 +21,7 @@ pub enum Exit {
     RunFailed = 1,
     /// The command line is wrong.
     Usage = 2,
-    /// The server refused, or what was named does not exist.
+    /// The server refused, what was named does not exist, or a graph has mistakes.
     Refused = 3,
     /// The server cannot be reached, or cannot do its work now.
     Unreachable = 4,

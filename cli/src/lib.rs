@@ -62,7 +62,7 @@ pub fn main(registry: Registry) -> ExitCode {
 
 async fn run(program: Program, registry: Registry) -> Result<(), Failure> {
     match program.command {
-        Command::Dev(args) => Ok(dev::run(*args, registry).await?),
+        Command::Dev(args) => dev::run(*args, registry).await,
         Command::Api(args) => Ok(roles::api(*args).await?),
         Command::Worker(args) => Ok(roles::worker(*args, registry).await?),
         Command::Scheduler(args) => Ok(roles::scheduler(*args).await?),
