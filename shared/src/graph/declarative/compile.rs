@@ -338,7 +338,7 @@ impl<'a> Compiler<'a> {
     }
 
     fn unreachable(&mut self, manifest: &Manifest) {
-        if self.jumps_anywhere {
+        if self.jumps_anywhere || self.findings.iter().any(Finding::is_error) {
             return;
         }
         let mut manifest = manifest.clone();
