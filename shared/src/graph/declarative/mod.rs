@@ -25,17 +25,17 @@ pub use source::DOCUMENT_BYTES_MAX;
 pub use template::Template;
 
 use super::expression::{Expression, ExpressionError, Facts, Place as In};
-use super::{Condition, EdgeSpec, Graph, GraphError, Manifest, Node, NodeSpec};
+use super::{Condition, EdgeSpec, Graph, GraphError, IdKind, Manifest, Node, NodeSpec};
 use crate::domain::Json;
 use source::Source;
 
 /// Makes the nodes whose code is not here: what does I/O belongs to the worker.
 pub trait NodeFactory: Send + Sync {
-    /// The `http` node called `name`.
+    /// The `http` node called `name`; messages of its replies without an id get one of `ids`.
     ///
     /// # Errors
     /// `GRAPH_000` if this program cannot run it, for instance without the secret it names.
-    fn http(&self, name: &str, spec: HttpSpec) -> Result<Arc<dyn Node>, GraphError>;
+    fn http(&self, name: &str, ids: IdKind, spec: HttpSpec) -> Result<Arc<dyn Node>, GraphError>;
 }
 
 /// What reading a document gave.
@@ -116,7 +116,7 @@ fn node(manifest: &Manifest, spec: &NodeSpec, factory: &dyn NodeFactory) -> Resu
     };
     let expression = |(place, error): (String, ExpressionError)| unreadable(format!("{place}: {}", error.message));
     match spec.kind.as_str() {
-        "http" => factory.http(&spec.name, parsed(&spec.spec).map_err(unreadable)?),
+        "http" => factory.http(&spec.name, manifest.ids, parsed(&spec.spec).map_err(unreadable)?),
         "set" => {
             let node = SetNode::new(&parsed(&spec.spec).map_err(unreadable)?, manifest.ids);
             Ok(Arc::new(node.map_err(expression)?))

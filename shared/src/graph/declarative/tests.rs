@@ -11,7 +11,7 @@ use crate::graph::rehearsal::{Ended, Rehearsal};
 struct NoHttp;
 
 impl NodeFactory for NoHttp {
-    fn http(&self, name: &str, _: HttpSpec) -> Result<Arc<dyn Node>, GraphError> {
+    fn http(&self, name: &str, _: IdKind, _: HttpSpec) -> Result<Arc<dyn Node>, GraphError> {
         Err(GraphError { code: "GRAPH_000", message: format!("'{name}' needs a worker") })
     }
 }
