@@ -11,6 +11,7 @@ mod graphs;
 pub mod health;
 mod heartbeat;
 mod lease;
+mod nodes;
 mod run_node;
 mod size;
 mod state;
@@ -25,8 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threadgate_shared::domain::WorkerId;
-use threadgate_shared::graph::GraphError;
 use threadgate_shared::graph::registry::Registry;
+use threadgate_shared::graph::{GraphError, declarative};
 use threadgate_shared::parts::Parts;
 use threadgate_shared::queue::{JobHandler, Lane};
 use threadgate_shared::store::{GraphRecord, StoreError, WorkerRecord};
@@ -42,6 +43,7 @@ use crate::graphs::{Build, Graphs};
 use crate::health::WorkerHealth;
 use crate::heartbeat::Heartbeat;
 use crate::lease::Leases;
+use crate::nodes::http::HttpNodes;
 use crate::run_node::NodeRunner;
 use crate::state::Places;
 use crate::threads::NodeThreads;
@@ -64,6 +66,9 @@ pub enum WorkerError {
     /// The graphs could not be registered.
     #[error("could not register the program's graphs")]
     Register(#[from] StoreError),
+    /// The system's certificates cannot be read, which nodes over https need.
+    #[error("could not prepare calls to nodes over HTTP")]
+    Http(#[source] reqwest::Error),
     /// The system gives no threads for nodes.
     #[error("could not start the threads that run nodes")]
     Threads(#[source] std::io::Error),
@@ -109,7 +114,8 @@ impl Worker {
 
         let health = WorkerHealth::default();
         let leases = Leases::new(config.lease_ttl);
-        let graphs = Graphs::new(registry.graphs().iter().cloned(), Arc::clone(&parts.store), build());
+        let http = HttpNodes::new(&config.http, config.output_bytes_max).map_err(WorkerError::Http)?;
+        let graphs = Graphs::new(registry.graphs().iter().cloned(), Arc::clone(&parts.store), build(http));
         let record = WorkerRecord {
             id: WorkerId::new(),
             name: config.name.clone(),
@@ -195,10 +201,8 @@ async fn register(parts: &Parts, registry: &Registry) -> Result<(), StoreError> 
     if records.is_empty() { Ok(()) } else { parts.store.register_graphs(&records).await }
 }
 
-fn build() -> Build {
-    Arc::new(|manifest| {
-        Err(GraphError { code: "GRAPH_000", message: format!("graph '{}' cannot be built", manifest.name) })
-    })
+fn build(nodes: HttpNodes) -> Build {
+    Arc::new(move |manifest| declarative::build(manifest, &nodes))
 }
 
 /// The streams a worker reads: interactive before batch, and of each the declarative graphs' and

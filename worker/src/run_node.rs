@@ -207,6 +207,7 @@ fn finish(
         return NodeEnd::Failed(too_large(bytes, output_bytes_max));
     }
     match result {
+        Err(NodeError::Failed { code, message, .. }) if code == OUTPUT_TOO_LARGE => NodeEnd::Failed(refused(message)),
         Err(NodeError::Failed { code, message, retryable }) => {
             NodeEnd::Failed(Failure { end: "error", code, message: shortened(message), retryable })
         }
@@ -243,17 +244,17 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
 }
 
 fn too_large(bytes: usize, bytes_max: usize) -> Failure {
-    Failure {
-        end: OUTPUT_TOO_LARGE,
-        code: "NODE_001".to_owned(),
-        message: format!(
-            "it returned {bytes} bytes, more than the {bytes_max} that output_bytes_max allows; return less, or store it elsewhere and return where"
-        ),
-        retryable: false,
-    }
+    refused(format!(
+        "it returned {bytes} bytes, more than the {bytes_max} that output_bytes_max allows; return less, or store it elsewhere and return where"
+    ))
 }
 
-/// The end of an attempt whose output was too large: it is never repeated.
+fn refused(message: String) -> Failure {
+    Failure { end: OUTPUT_TOO_LARGE, code: "NODE_001".to_owned(), message, retryable: false }
+}
+
+/// The end of an attempt whose output was too large: it is never repeated. Nodes that stop reading
+/// at the limit use it as the code of their error.
 pub(crate) const OUTPUT_TOO_LARGE: &str = "output_too_large";
 
 fn shortened(mut text: String) -> String {
