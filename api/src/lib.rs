@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
+use axum::serve::ListenerExt;
 use threadgate_shared::parts::Parts;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -101,6 +102,12 @@ pub async fn serve(
     let grace = config.shutdown_grace();
     let app = App::new(config, parts, shutdown.clone());
     let closing = app.closing.clone();
+    // Lines of a stream and short answers must not wait for more to send.
+    let listener = listener.tap_io(|connection| {
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "Could not switch off the delay of small packets");
+        }
+    });
     let server = axum::serve(listener, router(&app)).with_graceful_shutdown(shutdown.clone().cancelled_owned());
     let over = async {
         shutdown.cancelled().await;
