@@ -113,6 +113,7 @@ create unique index run_one_active on run (thread_key) where status in ('queued'
 create index run_of_thread on run (thread_key, place);
 create index run_chain on run (root_id, place);
 create index run_of_tenant on run (tenant, id);
+create index run_by_status on run (status);     -- counts read this, not the rows with their inputs
 
 -- The outbox: a ready step without a job in the queue is found by its due_at and sent again.
 create table step (

@@ -168,7 +168,7 @@ async fn write(
         Start::Node(node) => Some((node.as_str(), first_step(new, &admission, node)?)),
         Start::Completed | Start::Interrupted => None,
     };
-    // A resume stays in the class of its chain.
+    // A resume stays in the class and the trace of its chain.
     let class = paused.map_or(new.class, |paused| paused.class);
 
     thread.version += 1;
@@ -252,7 +252,7 @@ async fn insert_run(
     .bind(json_text(&new.config))
     .bind(new.step_limit)
     .bind(new.node_timeout.map(span))
-    .bind(new.trace.as_deref().or(paused.and_then(|paused| paused.trace.as_deref())))
+    .bind(paused.and_then(|paused| paused.trace.as_deref()).or(new.trace.as_deref()))
     .bind(new.observability)
     .bind(thread.version)
     .bind(status.is_final().then_some(thread.version))

@@ -22,7 +22,7 @@ mod thread;
 mod upkeep;
 
 #[cfg(test)]
-mod tests;
+mod file_test;
 
 use std::path::{Path, PathBuf};
 
@@ -40,6 +40,9 @@ static MIGRATIONS: Migrator = sqlx::migrate!("../migrations/sqlite");
 
 /// Snapshots that may be open at once.
 const READERS_MAX: u32 = 4;
+
+/// What the write-ahead log shrinks to after a big transaction, in bytes.
+const JOURNAL_BYTES_MAX: &str = "16777216";
 
 /// Every statement of this module fits, so that none is prepared twice.
 const STATEMENTS_MAX: usize = 512;
@@ -131,6 +134,7 @@ impl SqliteStore {
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
+            .pragma("journal_size_limit", JOURNAL_BYTES_MAX)
             .statement_cache_capacity(STATEMENTS_MAX);
         let pool = SqlitePoolOptions::new().test_before_acquire(false).idle_timeout(None).max_lifetime(None);
         let writer = pool.clone().max_connections(1).connect_with(options.clone()).await.doing("open the database")?;

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{OpenError, SqliteStore};
+use super::{OpenError, Promise, SqliteStore};
 use crate::domain::{
     Caller, ExecutionMeta, Json, JsonMap, Message, Role, RunId, RunStatus, StepId, ThreadId, WorkerId,
 };
 use crate::graph::admission::{RunInput, admit};
 use crate::graph::{EdgeSpec, FieldSpec, IdKind, Manifest, NodePolicy, NodeSpec, Reducer};
 use crate::store::{
-    Claimed, CommitOutcome, Created, FirstStep, GraphRecord, Graphs, LoadRequest, NewRun, NewlyCreated, Runs, Schema,
-    StateEdit, StepCommit, Steps, StoreError, Then, Threads, Upkeep,
+    Claimed, CommitOutcome, Created, FirstStep, GraphRecord, Graphs, LoadRequest, NewRun, NewlyCreated, RunFilter,
+    Runs, Schema, StateEdit, StepCommit, Steps, StoreError, Then, Threads, Upkeep,
 };
 
 const TTL: Duration = Duration::from_secs(60);
@@ -235,6 +235,57 @@ async fn one_bad_step_does_not_take_its_batch_along() {
     assert_eq!(untouched.version, 1);
 }
 
+/// Claims may be lost with the power, what commits after them may not.
+#[tokio::test]
+async fn each_transaction_says_what_it_promises() {
+    let store = SqliteStore::open_temporary().await.unwrap();
+    let promised = async |promise| {
+        let mut tx = store.begin(promise, "look").await.unwrap();
+        let level: i64 = sqlx::query_scalar("pragma synchronous").fetch_one(&mut *tx).await.unwrap();
+        level // Dropped without a commit, as a cancelled call drops it.
+    };
+
+    assert_eq!(promised(Promise::Soft).await, 1);
+    assert_eq!(promised(Promise::Durable).await, 2);
+}
+
+/// C13: a call that is cut off anywhere has happened whole or not at all, and blocks nobody.
+#[tokio::test]
+async fn a_call_that_is_cut_off_leaves_nothing_half_done() {
+    let store = SqliteStore::open_temporary().await.unwrap();
+    let scope = Caller::anonymous().scope();
+
+    for polls in 0..60 {
+        let thread = format!("t{polls}");
+        let mut call = Box::pin(create(&store, &thread, JsonMap::new()));
+        for _ in 0..polls {
+            if futures::poll!(&mut call).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(call);
+        create(&store, &format!("after-{polls}"), JsonMap::new()).await;
+
+        let found = store.thread(&scope, &thread.as_str().into()).await.unwrap();
+        let filter = RunFilter { thread: Some(thread.as_str().into()), limit: 9, ..RunFilter::default() };
+        let runs = store.runs(&scope, &filter).await.unwrap();
+        assert_eq!(runs.len(), usize::from(found.is_some()));
+        for run in runs {
+            assert_eq!(store.steps(run.id).await.unwrap().len(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_is_missing_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+
+    let error = SqliteStore::open(folder.path().join("missing/threadgate.db")).await.err().expect("no folder");
+
+    assert!(error.to_string().contains("missing/threadgate.db") && error.to_string().contains("folder"), "{error}");
+}
+
 /// C13: repaired, with an audit entry.
 #[tokio::test]
 async fn a_run_without_a_step_is_closed_and_its_thread_usable() {
@@ -307,7 +358,9 @@ async fn a_message_that_left_the_context_stays_in_the_log_and_in_history() {
         messages: vec![before.context[0].clone()],
         fields: JsonMap::new(),
     };
+
     let again = store.edit_state(&scope, edit).await.unwrap();
+
     assert_eq!(texts(&again.context), ["world", "hello"]);
 }
 
