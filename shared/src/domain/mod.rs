@@ -2,10 +2,12 @@
 
 pub mod blocks;
 pub mod client;
+pub mod fix;
 pub mod id;
 pub mod limits;
 pub mod message;
 pub mod meta;
+pub mod observe;
 pub mod parse;
 pub mod run;
 mod shape;

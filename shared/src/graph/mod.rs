@@ -13,6 +13,8 @@ pub mod registry;
 #[cfg(test)]
 mod rehearsal;
 pub mod reply;
+#[cfg(test)]
+mod vectors;
 
 use std::collections::HashMap;
 use std::sync::Arc;
