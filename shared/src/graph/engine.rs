@@ -28,7 +28,7 @@ pub enum Next {
     /// The graph's end.
     Completed,
     /// Somebody is asked.
-    Interrupted(Option<PendingInterrupt>),
+    Interrupted(Option<Box<PendingInterrupt>>),
     /// For good; the thread stays usable.
     Failed(RunError),
 }
@@ -230,7 +230,7 @@ fn paused_inside(state: &ThreadState, interrupt: PendingInterrupt) -> Advance {
         fields: JsonMap::new(),
         meta,
         stopped_meta,
-        next: Next::Interrupted(Some(interrupt)),
+        next: Next::Interrupted(Some(Box::new(interrupt))),
     }
 }
 

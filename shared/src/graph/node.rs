@@ -53,6 +53,7 @@ pub struct NodeContext {
 
 /// What a node sends while it runs.
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "an event is moved once and never kept")]
 pub enum NodeEvent {
     /// A piece of a message that is still growing; `delta` is true.
     Delta(Message),
@@ -245,8 +246,8 @@ impl IntoOutcome for &str {
     }
 }
 
-/// A JSON value is the form nodes in other languages return: `{"messages"?, "fields"?, "goto"?}`.
-/// Everything else, null included, is refused with `NODE_001`.
+/// A JSON value says nothing about what it means, null included: it is refused with `NODE_001`. What
+/// nodes in other languages answer is read by [`super::reply`].
 impl IntoOutcome for Json {
     fn into_outcome(self) -> Result<Outcome, NodeError> {
         Err(NodeError::permanent(format!(

@@ -105,7 +105,7 @@ fn a_run_that_goes_on_keeps_its_version() {
     let view = || paused.view().unwrap();
 
     assert_eq!(admit(&[new.clone(), old.clone()], view()), Ok(old.0.clone()));
-    assert_eq!(admit(&[new.clone()], view()), Err(Refusal::VersionNeeded(old.0.clone())));
+    assert_eq!(admit(std::slice::from_ref(&new), view()), Err(Refusal::VersionNeeded(old.0.clone())));
     let mut completed = view();
     completed.meta.status = ExecutionStatus::Completed;
     assert_eq!(admit(&[new.clone(), old], completed), Ok(new.0));

@@ -102,11 +102,19 @@ fn a_right_document_has_no_findings() {
     assert_eq!(findings(&with("", "")), Vec::<String>::new());
 }
 
-/// Every mistake names file, line and column, and says what to do.
+/// Every mistake names file, line and column, and says what to do: `part` of the right document,
+/// what stands there instead, and how one finding begins.
+fn each_is_explained(mistakes: &[(&str, &str, &str)]) {
+    for (part, replace, expected) in mistakes {
+        let found = findings(&with(part, replace));
+
+        assert!(found.iter().any(|finding| finding.starts_with(expected)), "{replace}: {expected}\n{found:#?}");
+    }
+}
+
 #[test]
-fn mistakes_are_explained_where_they_are() {
-    for (part, replace, expected) in [
-        // Shape.
+fn the_wrong_shape_is_explained() {
+    each_is_explained(&[
         ("entry: a", "entri: a", "4:1: error: the graph does not have a key 'entri'; did you mean 'entry'?"),
         ("name: small\n", "", "1:1: error: the graph has no 'name'; add 'name: …'"),
         ("name: small", "name: [1]", "1:7: error: name must be text, not a list; write it so"),
@@ -135,7 +143,12 @@ fn mistakes_are_explained_where_they_are() {
         ),
         ("say: hi", "say: [hi]", "13:14: error: nodes.b.replies[0].say must be text, not a list; write it so"),
         ("say: hi", "sya: hi", "13:9: error: nodes.b.replies[0] does not have a key 'sya'; did you mean 'say'?"),
-        // Syntax.
+    ]);
+}
+
+#[test]
+fn the_wrong_syntax_is_explained() {
+    each_is_explained(&[
         ("entry: a", "entry: a: b", "4:"),
         (
             "entry: a",
@@ -148,7 +161,12 @@ fn mistakes_are_explained_where_they_are() {
             "5:1: error: 'entry' is here twice; the first is in line 4; rename or remove one",
         ),
         ("  b:\n", "  a:\n", "10:3: error: 'a' is here twice; the first is in line 6; rename or remove one"),
-        // Names.
+    ]);
+}
+
+#[test]
+fn names_of_nothing_are_explained() {
+    each_is_explained(&[
         ("to: b", "to: bb", "17:9: error: edges[0].to is 'bb', which is not a node; did you mean 'b'?"),
         ("to: __end__", "to: end", "19:9: error: edges[1].to is 'end', which is not a node; did you mean '__end__'?"),
         (
@@ -173,7 +191,12 @@ fn mistakes_are_explained_where_they_are() {
             "fields: {context: []}",
             "13:18: error: 'context' belongs to the engine; write a field of the graph",
         ),
-        // The graph as a whole.
+    ]);
+}
+
+#[test]
+fn what_is_wrong_with_the_whole_is_explained() {
+    each_is_explained(&[
         ("entry: a\n", "", "1:1: error: the graph has no entry point; add 'entry: ' and the first node's name"),
         (
             "  b:\n    kind",
@@ -196,7 +219,12 @@ fn mistakes_are_explained_where_they_are() {
             "  a:\n    pool: a b\n    kind: set",
             "6:3: error: node 'a': 'a b' cannot name a pool; use 1 to 63 letters, digits, '-', '_' or '.'",
         ),
-        // CEL, with the place inside it.
+    ]);
+}
+
+#[test]
+fn the_place_inside_an_expression_is_explained() {
+    each_is_explained(&[
         (
             "state.topic == 'x'",
             "state.topik == 'x'",
@@ -214,7 +242,12 @@ fn mistakes_are_explained_where_they_are() {
             "13:21: error: nodes.b.replies[0].say: there is no 'usr_text' here (at 1:7 inside it); did you mean 'user_text'?",
         ),
         ("say: hi", "say: 'hi {{ user_text'", "13:18: error: nodes.b.replies[0].say: '{{' has no '}}'"),
-        // Edges that do not say where.
+    ]);
+}
+
+#[test]
+fn edges_that_do_not_say_where_are_explained() {
+    each_is_explained(&[
         ("to: b", "else: b", "15:5: error: the edge from 'a' does not say clearly where it leads; write 'to' alone"),
         ("when: state.topic == 'x'\n", "else: a\n", "16:11: error: 'else' needs a condition; remove it, or add 'when'"),
         (
@@ -222,7 +255,12 @@ fn mistakes_are_explained_where_they_are() {
             "switch: state.topic",
             "15:5: error: the edge from 'a' does not say clearly",
         ),
-        // Warnings.
+    ]);
+}
+
+#[test]
+fn what_is_probably_not_meant_is_explained() {
+    each_is_explained(&[
         ("entry: a", "entry: b", "6:3: warning: no run can reach node 'a'; add an edge that leads to it, or remove it"),
         (
             "to: __end__",
@@ -234,11 +272,7 @@ fn mistakes_are_explained_where_they_are() {
             "- say: hi\n      - say: ho",
             "13:9: warning: nodes.b.replies[0] always holds, so the replies after it are never given",
         ),
-    ] {
-        let found = findings(&with(part, replace));
-
-        assert!(found.iter().any(|finding| finding.starts_with(expected)), "{replace}: {expected}\n{found:#?}");
-    }
+    ]);
 }
 
 #[test]
