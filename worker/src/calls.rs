@@ -221,7 +221,10 @@ fn judge<T>(failure: &StoreError) -> Asked<T> {
             warn!(error = text, "The store did not answer; asking again");
             Asked::Again
         }
-        _ => Asked::Never(text),
+        _ => {
+            warn!(error = text, "The store refused a question");
+            Asked::Never(text)
+        }
     }
 }
 

@@ -106,8 +106,8 @@ impl Executor {
 
     async fn execute(&self, lease: &HeldLease, claimed: &Claimed) -> Result<(), Left> {
         let graph = self.graph(lease, claimed).await?;
-        let place = self.place(lease, claimed, graph.as_ref().ok()).await?;
-        let marked = self.mark_running(claimed, &place);
+        let mut place = self.place(lease, claimed, graph.as_ref().ok()).await?;
+        let marked = self.mark_running(claimed, &mut place);
         let mut attempt = Attempt::starts(claimed, place.state.execution_meta.step);
         let graph = match graph {
             Ok(graph) => graph,
@@ -122,6 +122,7 @@ impl Executor {
                 return self.commit(lease, claimed, None, place, advance, attempt, marked).await;
             }
         };
+        self.confirm(lease).await?; // What the node does is an effect.
         let advance = match self.runner.run(lease, claimed, &graph, &place, &mut attempt).await? {
             NodeEnd::Advanced(advance) => *advance,
             NodeEnd::Failed(failure) => {
@@ -181,7 +182,7 @@ impl Executor {
 
     /// Marks a run that has just started, or that may have gone back to the queue since this worker
     /// saw it; off the critical path.
-    fn mark_running(&self, claimed: &Claimed, place: &Place) -> Option<JoinHandle<()>> {
+    fn mark_running(&self, claimed: &Claimed, place: &mut Place) -> Option<JoinHandle<()>> {
         let was_away = place.kept_at.elapsed() > HOP_MAX || claimed.attempt > 1;
         if place.run.status != RunStatus::Queued && !was_away {
             return None;
@@ -190,6 +191,7 @@ impl Executor {
             let waited = chrono::Utc::now().signed_duration_since(place.run.created_at).to_std().unwrap_or_default();
             metrics::histogram!(telemetry::QUEUE_WAIT_SECONDS).record(waited.as_secs_f64());
         }
+        Arc::make_mut(&mut place.run).status = RunStatus::Running;
         Some(self.calls.mark_running(claimed.step.run_id))
     }
 

@@ -25,7 +25,7 @@ mod threads;
 use std::sync::Arc;
 use std::time::Duration;
 
-use threadgate_shared::domain::WorkerId;
+use threadgate_shared::domain::{PoolName, WorkerId};
 use threadgate_shared::graph::registry::Registry;
 use threadgate_shared::graph::{GraphError, declarative};
 use threadgate_shared::parts::Parts;
@@ -165,7 +165,8 @@ impl Worker {
         let slots = usize::try_from(record.slots).unwrap_or(1);
         #[expect(clippy::cast_precision_loss, reason = "a gauge is a double")]
         metrics::gauge!(telemetry::SLOTS).set(slots as f64);
-        info!(worker = %record.id, slots, "Worker '{}' takes work of {:?}", record.name, record.pools);
+        let pools = record.pools.iter().map(PoolName::as_str).collect::<Vec<_>>().join(", ");
+        info!(worker = %record.id, slots, "Worker '{}' takes work of the pools {pools}", record.name);
 
         let seen = tokio::spawn(say_alive(Arc::clone(&executor), record.clone(), health.clone()));
         let ending = tokio::spawn(end(Arc::clone(&executor), shutdown.clone(), health.clone(), shutdown_grace));
