@@ -35,14 +35,13 @@ mod sqlite {
 mod postgres {
     use std::sync::Arc;
 
+    use threadgate_shared::store::Store;
     use threadgate_shared::store::postgres::{PgOptions, PgStore};
-    use threadgate_shared::store::{Schema, Store};
     use threadgate_tests::{Database, Postgres};
 
     async fn fresh() -> (Arc<dyn Store>, Database) {
         let database = Postgres::shared().await.database().await;
         let store = PgStore::connect(&database.url, &PgOptions::default()).await.unwrap();
-        store.migrate().await.unwrap();
         (Arc::new(store), database)
     }
 

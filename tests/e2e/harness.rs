@@ -1,5 +1,7 @@
 //! The harness itself: what it starts answers, and is gone afterwards.
 
+use threadgate_shared::store::postgres::{PgOptions, PgStore};
+use threadgate_shared::store::{Graphs, Schema};
 use threadgate_tests::{Postgres, Redis};
 
 #[tokio::test]
@@ -16,6 +18,16 @@ async fn each_test_has_a_database_of_its_own() {
         .await
         .unwrap();
     assert_eq!(tables, 0);
+}
+
+#[tokio::test]
+async fn a_database_has_the_current_schema() {
+    let database = Postgres::shared().await.database().await;
+
+    let store = PgStore::connect(&database.url, &PgOptions::default()).await.unwrap();
+
+    store.check_schema().await.unwrap();
+    assert_eq!(store.graphs().await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -4,10 +4,15 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use threadgate_shared::store::Schema;
+use threadgate_shared::store::postgres::{PgOptions, PgStore};
 
 use crate::folder::Folder;
 use crate::ports::free_port;
 use crate::server::Server;
+
+/// The database with the current schema that others are copied from.
+const TEMPLATE: &str = "threadgate_template";
 
 /// A Postgres server.
 #[derive(Debug)]
@@ -64,8 +69,8 @@ impl Postgres {
     /// # Panics
     /// If it cannot be made.
     pub async fn database(&self) -> Database {
-        // The schema's template is made with the first store that has one.
-        self.create("template1").await
+        self.make_template().await;
+        self.create(TEMPLATE).await
     }
 
     /// A database without any schema.
@@ -96,6 +101,23 @@ impl Postgres {
 
     fn own(&mut self) -> &mut Server {
         self.server.as_mut().expect("only a private Postgres is stopped")
+    }
+
+    /// Makes the database that all others are copied from, once per server, whoever comes first.
+    async fn make_template(&self) {
+        let mut connection = connect(&self.url, "postgres").await.expect("Postgres answers");
+        // Held until the connection closes: tests of other processes wait here.
+        sqlx::query("select pg_advisory_lock(1)").execute(&mut connection).await.expect("a lock");
+        let exists = sqlx::query("select from pg_database where datname = $1").bind(TEMPLATE);
+        if exists.fetch_optional(&mut connection).await.expect("Postgres answers").is_some() {
+            return;
+        }
+        let unfinished = self.create("template1").await;
+        let store = PgStore::connect(&unfinished.url, &PgOptions::default()).await.expect("Postgres answers");
+        store.migrate().await.expect("the migrations fit an empty database");
+        store.close().await;
+        let statement = format!("alter database {} rename to {TEMPLATE}", unfinished.name);
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await.expect("a template");
     }
 
     async fn create(&self, template: &str) -> Database {
