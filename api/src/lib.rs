@@ -148,6 +148,7 @@ fn routes(app: &App) -> Routes {
         routes::run_graph::routes,
         routes::threads::routes,
         routes::thread_messages::routes,
+        routes::observability::routes,
         routes::runs::routes,
         routes::runs_follow::routes,
         routes::pools::routes,

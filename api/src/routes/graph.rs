@@ -2,8 +2,8 @@
 
 use axum::extract::State;
 use serde::Serialize;
-use threadgate_shared::domain::{Json, Limits, ThreadId};
-use threadgate_shared::store::StopAnswer;
+use threadgate_shared::domain::{Json, Limits, ThreadId, fix};
+use threadgate_shared::store::{StopAnswer, full_state};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
@@ -15,7 +15,7 @@ use crate::middleware::Enveloped;
 use crate::routing::Routes;
 use crate::wire::envelope::{Envelope, StoreErrors, WriteErrors};
 use crate::wire::graph_info::GraphDetails;
-use crate::wire::schema;
+use crate::wire::{schema, state};
 
 /// `/v1/graph`, `/v1/graph/tools`, `/v1/graph:StateSchema`, `/v1/graph/stop` and `/v1/graph/fix`.
 pub fn routes(routes: Routes) -> Routes {
@@ -24,6 +24,7 @@ pub fn routes(routes: Routes) -> Routes {
         .at(Access::Scope("graph:read"), routes!(tools))
         .at(Access::Scope("graph:read"), routes!(state_schema))
         .at(Access::Scope("graph:stop"), routes!(stop))
+        .at(Access::Scope("graph:fix"), routes!(fix))
 }
 
 /// Shows the served graph's nodes and edges.
@@ -118,4 +119,44 @@ async fn stop(
         StopAnswer::NoState => (false, false, Some("no-state")),
     };
     Ok(Enveloped(Stopped { ok, running, reason }))
+}
+
+/// What a repair did.
+#[derive(Debug, Serialize, ToSchema)]
+struct Fixed {
+    /// Whether there is a state.
+    success: bool,
+    /// A sentence.
+    message: String,
+    /// Messages that held an unanswered call.
+    removed_count: usize,
+    /// The state after it.
+    #[schema(value_type = Option<Object>)]
+    state: Option<Json>,
+}
+
+/// Drops messages whose tool calls nobody answered, so that the thread can be run again.
+#[utoipa::path(post, path = "/v1/graph/fix", tag = "graph", request_body = OfThread, responses(
+    (status = 200, body = Envelope<Fixed>), WriteErrors,
+))]
+async fn fix(
+    State(app): State<App>,
+    caller: Authenticated,
+    ApiJson(body): ApiJson<OfThread>,
+) -> Result<Enveloped<Fixed>, ApiError> {
+    let (thread, who) = (body.thread_id, caller.0.user.as_str());
+    let fixed = app.parts.store.fix(&caller.scope(), &thread, who, &|context| fix::repair(context).remove).await?;
+    let before = fixed.map(|(before, _)| before);
+    let report = fix::report(thread.as_str(), before.as_ref().map(|state| state.context.as_slice()));
+    let state = match before {
+        None => None,
+        Some(mut stored) => {
+            let removed = fix::repair(&stored.context).remove;
+            stored.context.retain(|message| !removed.contains(&message.message_id));
+            let manifest = app.graphs.version(&stored.graph_version).await?;
+            Some(state::of(&full_state(&manifest, &stored), app.config.is_production()))
+        }
+    };
+    let fix::FixReport { success, message, removed_count } = report;
+    Ok(Enveloped(Fixed { success, message, removed_count, state }))
 }

@@ -167,3 +167,14 @@ pub fn gated(gate: &Gate) -> Graph {
 pub fn named() -> Graph {
     build_linear("named", Some("named after {messages} messages"))
 }
+
+/// A node that asks for a tool and gets no answer.
+pub fn calling() -> Graph {
+    let call = async |_: NodeContext| {
+        let mut message = Message::text(Role::Assistant, "calling");
+        let function = json!({"name": "add", "arguments": "{}"});
+        message.tools_calls = Some(vec![json!({"id": "c1", "type": "function", "function": function})]);
+        message
+    };
+    Graph::builder("calling").node("call", call).entry("call").edge("call", "__end__").build().unwrap()
+}

@@ -30,7 +30,7 @@ use threadgate_worker::config::WorkerConfig;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt;
 
-pub use graphs::{Gate, approval, ask, endless, gated, linear, named};
+pub use graphs::{Gate, approval, ask, calling, endless, gated, linear, named};
 
 use crate::{ApiConfig, App, router};
 

@@ -223,7 +223,7 @@ async fn nul_is_refused_at_the_door() {
             assert_eq!(stack.post(path, body).await.error(), (422, "VALIDATION_ERROR".to_owned()), "{body}");
         }
     }
-    for path in ["/v1/threads/a%00/state", "/v1/threads/a/messages/b%00"] {
+    for path in ["/v1/threads/a%00/state", "/v1/threads/a/messages/b%00", "/v1/observability/a%00"] {
         assert_eq!(stack.get(path).await.status, StatusCode::UNPROCESSABLE_ENTITY, "{path}");
     }
     let put = stack.put("/v1/threads/t/state", &json!({"state": {"topic": "\0"}})).await;

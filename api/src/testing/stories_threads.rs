@@ -4,7 +4,8 @@ use http::StatusCode;
 use serde_json::json;
 use threadgate_shared::domain::Json;
 
-use super::{Gate, Stack, gated, linear, run_body, texts, user};
+use super::{Gate, Stack, calling, gated, linear, run_body, texts, user};
+use crate::ApiConfig;
 
 async fn thread(stack: &Stack, id: &str) -> Json {
     stack.get(&format!("/v1/threads/{id}")).await.json()["data"]["thread_data"]["thread"].take()
@@ -187,4 +188,63 @@ async fn stop_says_what_there_was_to_stop() {
         let detail = stop(body).await["error"]["details"][0].take();
         assert_eq!((&detail["loc"], &detail["type"]), (&json!(["body", "thread_id"]), &json!(kind)));
     }
+}
+
+#[tokio::test]
+async fn a_call_that_nobody_answered_is_taken_out() {
+    let stack = Stack::start(vec![calling()]).await;
+    stack.invoke("t1", "hello").await;
+
+    let fixed = stack.post("/v1/graph/fix", &json!({"thread_id": "t1"})).await.json();
+    let again = stack.post("/v1/graph/fix", &json!({"thread_id": "t1"})).await.json();
+    let nobody = stack.post("/v1/graph/fix", &json!({"thread_id": "none"})).await.json();
+
+    assert_eq!(fixed["data"]["message"], "Successfully removed 1 message(s)");
+    assert_eq!(texts(&fixed["data"]["state"]["context"]), ["hello"]);
+    assert_eq!(fixed["data"]["state"], stack.state("t1").await);
+    assert_eq!((&again["data"]["success"], &again["data"]["removed_count"]), (&json!(true), &json!(0)));
+    let expected =
+        json!({"success": false, "message": "No state found for thread: none", "removed_count": 0, "state": null});
+    assert_eq!(nobody["data"], expected);
+}
+
+/// C54: what happened is read from what was stored, by any replica, under the client's own ids.
+#[tokio::test]
+async fn the_record_of_a_run_outlives_its_events() {
+    let stack = Stack::start(vec![linear()]).await;
+    for (run, text) in [("obs-1", "hello"), ("obs-2", "boom")] {
+        let mut body = run_body("t1", text);
+        body["config"]["run_id"] = json!(run);
+        stack.post("/v1/graph/invoke", &body).await;
+    }
+    let replica = stack.with_new_events();
+    let read = async |query: &str| replica.get(&format!("/v1/observability/t1{query}")).await.json()["data"].take();
+
+    let newest = read("").await;
+    let named = read("?run_id=obs-1").await;
+    let unknown = read("?run_id=nope").await;
+
+    assert_eq!((&newest["run_count"], &newest["run_ids"]), (&json!(2), &json!(["obs-1", "obs-2"])));
+    assert_eq!((&newest["run"]["run_id"], &newest["run"]["status"]), (&json!("obs-2"), &json!("error")));
+    let run = &named["run"];
+    let spans: Vec<&str> = run["spans"].as_array().unwrap().iter().map(|span| span["name"].as_str().unwrap()).collect();
+    assert_eq!(spans, ["graph", "node: intake", "node: plan", "node: answer", "llm.generate"]);
+    assert_eq!((&run["status"], &run["llm_calls"], &run["iterations"]), (&json!("done"), &json!(1), &json!(3)));
+    assert_eq!(run["usage"]["total_tokens"], 18);
+    assert_eq!(run["events"].as_array().unwrap().last().unwrap()["summary"], "user: text");
+    assert!(run["finished_at"].as_f64() >= run["started_at"].as_f64());
+    assert_eq!((&unknown["run"], &unknown["run_count"]), (&Json::Null, &json!(2)));
+    let nobody = replica.get("/v1/observability/none").await.json()["data"].take();
+    assert_eq!(nobody, json!({"thread_id": "none", "run_count": 0, "run_ids": [], "run": null}));
+}
+
+#[tokio::test]
+async fn runs_are_observed_only_where_that_is_switched_on() {
+    let config = ApiConfig { observability: false, ..ApiConfig::default() };
+    let stack = Stack::with_config(vec![linear()], config).await;
+    stack.invoke("t1", "hello").await;
+
+    let data = stack.get("/v1/observability/t1").await.json()["data"].take();
+
+    assert_eq!((&data["run"], &data["run_count"]), (&Json::Null, &json!(0)));
 }
