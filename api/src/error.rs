@@ -167,7 +167,9 @@ impl ApiError {
         if self.code == "VALIDATION_ERROR" {
             return "The request data is invalid. Please check your input.";
         }
-        if !self.status.is_server_error() {
+        // What is refused on purpose says nothing of the inside.
+        let is_refusal = self.status == StatusCode::SERVICE_UNAVAILABLE && self.code == PLAIN;
+        if !self.status.is_server_error() || is_refusal {
             return &self.message;
         }
         general_message(&self.code)

@@ -59,7 +59,7 @@ pub fn router(document: &Json) -> Router<App> {
     let json = move || async move { ([(CONTENT_TYPE, "application/json")], text) };
     Router::new()
         .route("/openapi.json", get(json))
-        .route("/docs", get(|| async { Redirect::permanent("/docs/") }))
+        .route("/docs", get(|| async { Redirect::temporary("/docs/") }))
         .route("/docs/", get(|| async { page("") }))
         .route(
             "/docs/{*file}",

@@ -3,6 +3,7 @@
 
 mod graphs;
 mod stories_events;
+mod stories_fuzz;
 mod stories_input;
 mod stories_runs;
 mod stories_stream;
