@@ -6,9 +6,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use threadgate_shared::config::StorageConfig;
 use threadgate_shared::dispatcher::Dispatcher;
-use threadgate_shared::events::{EventLog, MemoryEvents};
+use threadgate_shared::events::{EventLog, MemoryEvents, RedisEvents};
 use threadgate_shared::parts::Parts;
-use threadgate_shared::queue::{JobQueue, MemoryQueue};
+use threadgate_shared::queue::{JobQueue, MemoryQueue, RedisQueue};
 use threadgate_shared::store::Store;
 use threadgate_shared::store::postgres::{PgOptions, PgStore};
 use threadgate_shared::store::sqlite::SqliteStore;
@@ -48,8 +48,9 @@ pub fn with_redis(config: &StorageConfig, store: Arc<dyn Store>) -> Result<Parts
     let Some(url) = &config.redis_url else {
         bail!("say where Redis is: --redis-url redis://… or THREADGATE_REDIS_URL");
     };
-    let _ = (url, store);
-    bail!("this build has no Redis")
+    let queue = RedisQueue::open(url.expose(), &config.redis_prefix)?;
+    let events = RedisEvents::open(url.expose(), &config.redis_prefix)?;
+    Ok(parts(store, Arc::new(queue), Arc::new(events)))
 }
 
 /// Everything inside this process, kept in `folder`, which is created.

@@ -8,6 +8,7 @@ pub mod dispatcher;
 pub mod domain;
 pub mod events;
 pub mod graph;
+mod link;
 pub mod parts;
 pub mod queue;
 pub mod shutdown;

@@ -1,5 +1,7 @@
 //! End-to-end tests: one binary, a module per story.
 
 mod contract;
+mod events;
 mod harness;
+mod queue;
 mod tidy;

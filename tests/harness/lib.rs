@@ -10,6 +10,7 @@ pub mod graphs;
 pub mod ports;
 pub mod postgres;
 pub mod process;
+pub mod proxy;
 pub mod redis;
 pub mod server;
 pub mod stack;
@@ -17,5 +18,6 @@ pub mod wait;
 
 pub use postgres::{Database, Postgres};
 pub use process::Process;
+pub use proxy::Proxy;
 pub use redis::Redis;
 pub use wait::{LIMIT, eventually};

@@ -75,6 +75,15 @@ impl Redis {
         self.own().ready(async || ping(&url).await).await.expect("Redis starts again");
     }
 
+    /// The server's port.
+    ///
+    /// # Panics
+    /// If the URL names none.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("the URL ends in a port")
+    }
+
     /// Where a private server's files are.
     #[must_use]
     pub fn folder(&self) -> Option<PathBuf> {

@@ -139,10 +139,16 @@ impl Topic {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "testing"))]
 mod tests {
     use super::*;
-    use crate::events::tests::{run_of_two_steps, started};
+    use crate::events::contract::{run_of_two_steps, started};
+
+    async fn fresh() -> (Arc<dyn EventLog>, ()) {
+        (Arc::new(MemoryEvents::new()), ())
+    }
+
+    crate::events_contract!(fresh);
 
     #[test]
     fn runs_are_forgotten_some_time_after_their_end_or_their_last_news() {

@@ -1,12 +1,13 @@
 //! What a client may follow: numbered events per run, replayed by cursor. Best effort: what is gone
 //! is rebuilt from the store by whoever follows, after a `gap`.
 
+#[cfg(feature = "testing")]
+pub mod contract;
 mod follow;
 mod limits;
 mod memory;
 mod order;
-#[cfg(test)]
-mod tests;
+mod redis;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -16,6 +17,7 @@ use crate::domain::{ExecutionMeta, Json, JsonMap, Message, MessageId, RunId, Run
 use crate::graph::engine::RunError;
 
 pub use memory::MemoryEvents;
+pub use redis::{EventsError, RedisEvents};
 
 /// An event's number within its run: strictly rising, assigned once.
 ///

@@ -75,11 +75,8 @@ impl JobQueue for MemoryQueue {
         shutdown: CancellationToken,
     ) -> Result<(), QueueError> {
         let shared = Arc::clone(&self.shared);
-        let reader = MemoryReader { shared: Arc::clone(&shared), lanes: lanes.to_vec(), turns: Turns::new(lanes) };
-        let done = Arc::new(move |job: (StepId, i16)| {
-            shared.lanes().present.remove(&job);
-        });
-        runtime::run("in-process", reader, done, slots, handler, shutdown).await
+        let reader = MemoryReader { shared, lanes: lanes.to_vec(), turns: Turns::new(lanes) };
+        runtime::run("in-process", reader, Arc::new(|()| {}), slots, handler, shutdown).await
     }
 
     fn is_healthy(&self) -> bool {
@@ -100,7 +97,7 @@ struct Shared {
 #[derive(Default)]
 struct Lanes {
     unread: HashMap<Lane, VecDeque<Job>>,
-    /// Unread, or with a handler.
+    /// Those of `unread`.
     present: HashSet<(StepId, i16)>,
 }
 
@@ -124,7 +121,11 @@ impl MemoryReader {
         for (index, limit) in self.turns.plan(max) {
             let Some(unread) = held.unread.get_mut(&self.lanes[index]) else { continue };
             let count = limit.min(max - taken.len()).min(unread.len());
-            taken.extend(unread.drain(..count));
+            let jobs: Vec<Job> = unread.drain(..count).collect();
+            jobs.iter().for_each(|job| {
+                held.present.remove(&(job.step, job.attempt));
+            });
+            taken.extend(jobs);
             (0..count).for_each(|_| self.turns.took(index));
         }
         taken
@@ -133,9 +134,9 @@ impl MemoryReader {
 
 #[async_trait]
 impl Reader for MemoryReader {
-    type Receipt = (StepId, i16);
+    type Receipt = ();
 
-    async fn read(&mut self, max: usize, shutdown: &CancellationToken) -> Vec<(Job, Self::Receipt)> {
+    async fn read(&mut self, max: usize, shutdown: &CancellationToken) -> Vec<(Job, ())> {
         let shared = Arc::clone(&self.shared);
         let added = shared.added.notified();
         tokio::pin!(added);
@@ -145,12 +146,31 @@ impl Reader for MemoryReader {
         if taken.is_empty() {
             shutdown.run_until_cancelled(added).await;
         }
-        taken
-            .into_iter()
-            .map(|job| {
-                let receipt = (job.step, job.attempt);
-                (job, receipt)
-            })
-            .collect()
+        taken.into_iter().map(|job| (job, ())).collect()
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::queue::contract::{jobs, lane};
+
+    async fn fresh() -> (Arc<dyn JobQueue>, ()) {
+        (Arc::new(MemoryQueue::new()), ())
+    }
+
+    crate::queue_contract!(fresh);
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_and_says_where_the_jobs_are() {
+        let queue = MemoryQueue::with_capacity(2);
+
+        let refused = queue.push(&jobs(&lane(0), 3)).await.expect_err("full");
+
+        assert_eq!(
+            refused.to_string(),
+            "could not add jobs to the queue: the queue holds 2 jobs already; they wait in the store"
+        );
+        assert_eq!(queue.unread(&[lane(0)]).await.expect("counted"), [2]);
     }
 }

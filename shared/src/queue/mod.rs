@@ -1,10 +1,11 @@
 //! How work is announced: a job is a wake-up, the store decides. Redis Streams through apalis, or
 //! in process. Only this module names apalis or Redis Streams.
 
+#[cfg(feature = "testing")]
+pub mod contract;
 mod memory;
+mod redis;
 mod runtime;
-#[cfg(test)]
-mod tests;
 mod turns;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 pub use memory::MemoryQueue;
+pub use redis::{RedisQueue, Settings as RedisQueueSettings};
 
 use crate::domain::{GraphVersion, PoolName, StepId};
 
@@ -62,7 +64,8 @@ pub trait JobHandler: Send + Sync + 'static {
 /// Announces work. Every call is best effort.
 #[async_trait]
 pub trait JobQueue: Send + Sync + 'static {
-    /// Adds jobs to their lanes; a job that is there already (same step and attempt) is left out.
+    /// Adds jobs to their lanes; one that waits there already (same step and attempt) is left out, one
+    /// that a handler has is not: it may just be giving it back.
     async fn push(&self, jobs: &[Job]) -> Result<(), QueueError>;
 
     /// How many unread jobs each lane of `lanes` holds.

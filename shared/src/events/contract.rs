@@ -1,4 +1,8 @@
-//! What every event log must do; each story runs on each kind of log.
+//! What every event log promises, as stories. Each takes a fresh one; [`events_contract!`] makes a test of each.
+//!
+//! [`events_contract!`]: crate::events_contract
+
+#![expect(missing_docs, reason = "a story's name says what it promises")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +13,53 @@ use tokio::time::timeout;
 
 use super::*;
 
+/// Makes a test of every story. `$fresh` is an async function without arguments that returns a pair:
+/// an `Arc<dyn EventLog>` without any content, and whatever must live as long as the story.
+#[macro_export]
+macro_rules! events_contract {
+    ($fresh:path) => {
+        $crate::events_contract! { $fresh;
+            a_stream_cut_anywhere_goes_on_behind_the_cursor
+            a_repeated_or_late_event_is_refused
+            a_follower_hears_the_replay_and_then_what_happens
+            a_follower_may_be_there_before_the_first_event
+            a_stream_that_lost_its_beginning_says_so
+            an_event_lost_on_the_way_shows_as_a_gap
+            an_unknown_cursor_gets_one_gap_and_all_there_is
+            a_cursor_of_a_forgotten_run_gets_a_gap_and_goes_on
+            an_old_run_without_events_is_told_as_a_gap
+            a_cursor_the_log_let_go_of_gets_a_gap
+            big_events_leave_room_for_few
+            a_slow_follower_blocks_nobody_and_misses_nothing
+        }
+    };
+    ($fresh:path; $($story:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $story() {
+                let (fresh, _alive) = $fresh().await;
+                $crate::events::contract::$story(fresh).await;
+            }
+        )*
+    };
+}
+
 /// How long a test waits for what must happen soon.
 const SOON: Duration = Duration::from_secs(10);
 
-pub(super) fn started(seq: i32, attempt: i16) -> Event {
+pub fn started(seq: i32, attempt: i16) -> Event {
     event(EventId::of_step(seq, attempt, 0), EventBody::NodeStarted { node: "plan".to_owned(), step: 1, attempt })
 }
 
-pub(super) fn piece(seq: i32, minor: u64) -> Event {
+pub fn piece(seq: i32, minor: u64) -> Event {
     custom(seq, minor, Json::from("a \u{0} piece"))
 }
 
-pub(super) fn custom(seq: i32, minor: u64, value: Json) -> Event {
+pub fn custom(seq: i32, minor: u64, value: Json) -> Event {
     event(EventId::of_step(seq, 1, minor), EventBody::Custom { node: "plan".to_owned(), value })
 }
 
-pub(super) fn finished(seq: i32) -> Event {
+pub fn finished(seq: i32) -> Event {
     let body = EventBody::NodeFinished {
         node: "plan".to_owned(),
         version: i64::from(seq),
@@ -39,7 +74,7 @@ pub(super) fn finished(seq: i32) -> Event {
     event(EventId::of_step(seq, 1, EventId::FINISHED), body)
 }
 
-pub(super) fn ended(seq: i32) -> Event {
+pub fn ended(seq: i32) -> Event {
     let body =
         EventBody::RunEnded { status: RunStatus::Completed, meta: Box::new(ExecutionMeta::fresh("t")), error: None };
     event(EventId::of_step(seq, 1, EventId::ENDED), body)
@@ -50,15 +85,15 @@ fn event(id: EventId, body: EventBody) -> Event {
 }
 
 /// A whole run of two steps.
-pub(super) fn run_of_two_steps() -> Vec<Event> {
+pub fn run_of_two_steps() -> Vec<Event> {
     vec![started(1, 1), piece(1, 1), piece(1, 2), finished(1), started(2, 1), finished(2), ended(2)]
 }
 
-pub(super) async fn next(stream: &mut BoxStream<'static, Followed>) -> Option<Followed> {
+pub async fn next(stream: &mut BoxStream<'static, Followed>) -> Option<Followed> {
     timeout(SOON, stream.next()).await.expect("something comes soon")
 }
 
-pub(super) async fn next_event(stream: &mut BoxStream<'static, Followed>) -> Event {
+pub async fn next_event(stream: &mut BoxStream<'static, Followed>) -> Event {
     match next(stream).await {
         Some(Followed::Event(event)) => Event::clone(&event),
         other => panic!("expected an event, got {other:?}"),
@@ -66,21 +101,21 @@ pub(super) async fn next_event(stream: &mut BoxStream<'static, Followed>) -> Eve
 }
 
 /// All that comes until the stream ends.
-pub(super) async fn whole(stream: BoxStream<'static, Followed>) -> Vec<Followed> {
+pub async fn whole(stream: BoxStream<'static, Followed>) -> Vec<Followed> {
     timeout(SOON, stream.collect()).await.expect("the stream ends soon")
 }
 
-pub(super) fn as_followed(events: &[Event]) -> Vec<Followed> {
+pub fn as_followed(events: &[Event]) -> Vec<Followed> {
     events.iter().map(|event| Followed::Event(Arc::new(event.clone()))).collect()
 }
 
 /// Waits until the log has the run's last event.
-pub(super) async fn until_ended(log: &Arc<dyn EventLog>, run: RunId) {
+pub async fn until_ended(log: &Arc<dyn EventLog>, run: RunId) {
     whole(log.follow(run, EventId::ZERO)).await;
 }
 
 /// C50: the first part and the rest, cut anywhere, are the whole stream.
-pub(super) async fn a_stream_cut_anywhere_goes_on_behind_the_cursor(log: Arc<dyn EventLog>) {
+pub async fn a_stream_cut_anywhere_goes_on_behind_the_cursor(log: Arc<dyn EventLog>) {
     let (run, events) = (RunId::new(), run_of_two_steps());
     log.publish(run, events.clone()).await;
     until_ended(&log, run).await;
@@ -93,7 +128,7 @@ pub(super) async fn a_stream_cut_anywhere_goes_on_behind_the_cursor(log: Arc<dyn
 }
 
 /// C50: two writers and a retried append give each number once.
-pub(super) async fn a_repeated_or_late_event_is_refused(log: Arc<dyn EventLog>) {
+pub async fn a_repeated_or_late_event_is_refused(log: Arc<dyn EventLog>) {
     let (run, events) = (RunId::new(), run_of_two_steps());
     log.publish(run, events[..4].to_vec()).await;
     log.publish(run, events[2..6].to_vec()).await;
@@ -103,7 +138,7 @@ pub(super) async fn a_repeated_or_late_event_is_refused(log: Arc<dyn EventLog>) 
     assert_eq!(whole(log.follow(run, EventId::ZERO)).await, as_followed(&events));
 }
 
-pub(super) async fn a_follower_hears_the_replay_and_then_what_happens(log: Arc<dyn EventLog>) {
+pub async fn a_follower_hears_the_replay_and_then_what_happens(log: Arc<dyn EventLog>) {
     let (run, events) = (RunId::new(), run_of_two_steps());
     log.publish(run, events[..2].to_vec()).await;
     let mut early = log.follow(run, EventId::ZERO);
@@ -120,7 +155,7 @@ pub(super) async fn a_follower_hears_the_replay_and_then_what_happens(log: Arc<d
     assert_eq!(whole(late).await, as_followed(&events[3..]));
 }
 
-pub(super) async fn a_follower_may_be_there_before_the_first_event(log: Arc<dyn EventLog>) {
+pub async fn a_follower_may_be_there_before_the_first_event(log: Arc<dyn EventLog>) {
     let (run, events) = (RunId::new(), run_of_two_steps());
     let follower = tokio::spawn(whole(log.follow(run, EventId::ZERO)));
     // Events of another run are none of its business.
@@ -134,7 +169,7 @@ pub(super) async fn a_follower_may_be_there_before_the_first_event(log: Arc<dyn 
     assert_eq!(follower.await.expect("no panic"), as_followed(&events));
 }
 
-pub(super) async fn a_stream_that_lost_its_beginning_says_so(log: Arc<dyn EventLog>) {
+pub async fn a_stream_that_lost_its_beginning_says_so(log: Arc<dyn EventLog>) {
     let (run, events) = (RunId::new(), run_of_two_steps());
     log.publish(run, events[4..].to_vec()).await;
 
@@ -144,7 +179,7 @@ pub(super) async fn a_stream_that_lost_its_beginning_says_so(log: Arc<dyn EventL
     assert_eq!(followed[1..], as_followed(&events[4..]));
 }
 
-pub(super) async fn an_event_lost_on_the_way_shows_as_a_gap(log: Arc<dyn EventLog>) {
+pub async fn an_event_lost_on_the_way_shows_as_a_gap(log: Arc<dyn EventLog>) {
     let (run, events) = (RunId::new(), run_of_two_steps());
     log.publish(run, vec![events[0].clone(), events[2].clone()]).await;
     log.publish(run, events[3..].to_vec()).await;
@@ -157,7 +192,7 @@ pub(super) async fn an_event_lost_on_the_way_shows_as_a_gap(log: Arc<dyn EventLo
 }
 
 /// C51: an unknown cursor is answered with one gap and what there is, never with silence.
-pub(super) async fn an_unknown_cursor_gets_one_gap_and_all_there_is(log: Arc<dyn EventLog>) {
+pub async fn an_unknown_cursor_gets_one_gap_and_all_there_is(log: Arc<dyn EventLog>) {
     let (run, events) = (RunId::new(), run_of_two_steps());
     log.publish(run, events.clone()).await;
     until_ended(&log, run).await;
@@ -170,7 +205,7 @@ pub(super) async fn an_unknown_cursor_gets_one_gap_and_all_there_is(log: Arc<dyn
 }
 
 /// C51: a cursor of a run the log knows nothing of gets a gap, then live events.
-pub(super) async fn a_cursor_of_a_forgotten_run_gets_a_gap_and_goes_on(log: Arc<dyn EventLog>) {
+pub async fn a_cursor_of_a_forgotten_run_gets_a_gap_and_goes_on(log: Arc<dyn EventLog>) {
     let (run, events) = (RunId::new(), run_of_two_steps());
     let mut follower = log.follow(run, events[3].id);
 
@@ -180,7 +215,7 @@ pub(super) async fn a_cursor_of_a_forgotten_run_gets_a_gap_and_goes_on(log: Arc<
     assert_eq!(whole(follower).await, as_followed(&events[4..]));
 }
 
-pub(super) async fn an_old_run_without_events_is_told_as_a_gap(log: Arc<dyn EventLog>) {
+pub async fn an_old_run_without_events_is_told_as_a_gap(log: Arc<dyn EventLog>) {
     // Created in 2023, by the time in its id.
     let run = RunId("018bcfe5-6800-7000-8000-000000000000".parse().expect("an id"));
 
@@ -190,7 +225,7 @@ pub(super) async fn an_old_run_without_events_is_told_as_a_gap(log: Arc<dyn Even
 }
 
 /// C51: a buffer of limited size and many more events.
-pub(super) async fn a_cursor_the_log_let_go_of_gets_a_gap(log: Arc<dyn EventLog>) {
+pub async fn a_cursor_the_log_let_go_of_gets_a_gap(log: Arc<dyn EventLog>) {
     let run = RunId::new();
     let many = u64::try_from(limits::EVENTS_MAX).expect("fits") + 500;
     for minors in (0..many).collect::<Vec<_>>().chunks(100) {
@@ -208,7 +243,7 @@ pub(super) async fn a_cursor_the_log_let_go_of_gets_a_gap(log: Arc<dyn EventLog>
     assert!(!followed[1..].contains(&Followed::Gap));
 }
 
-pub(super) async fn big_events_leave_room_for_few(log: Arc<dyn EventLog>) {
+pub async fn big_events_leave_room_for_few(log: Arc<dyn EventLog>) {
     let (run, big) = (RunId::new(), Json::from("x".repeat(1 << 20)));
     log.publish(run, vec![started(1, 1)]).await;
     for minor in 1..10 {
@@ -224,7 +259,7 @@ pub(super) async fn big_events_leave_room_for_few(log: Arc<dyn EventLog>) {
 }
 
 /// C49: a slow reader blocks nobody and catches up from the log.
-pub(super) async fn a_slow_follower_blocks_nobody_and_misses_nothing(log: Arc<dyn EventLog>) {
+pub async fn a_slow_follower_blocks_nobody_and_misses_nothing(log: Arc<dyn EventLog>) {
     let run = RunId::new();
     let mut slow = log.follow(run, EventId::ZERO);
     log.publish(run, vec![started(1, 1)]).await;
@@ -240,39 +275,3 @@ pub(super) async fn a_slow_follower_blocks_nobody_and_misses_nothing(log: Arc<dy
     assert_eq!(quick.await.expect("no panic"), as_followed(&expected));
     assert_eq!(whole(slow).await, as_followed(&expected));
 }
-
-/// Runs every story of the contract on the log that `$log` makes.
-macro_rules! contract {
-    ($module:ident, $log:expr) => {
-        mod $module {
-            contract!(
-                @ $log,
-                a_stream_cut_anywhere_goes_on_behind_the_cursor,
-                a_repeated_or_late_event_is_refused,
-                a_follower_hears_the_replay_and_then_what_happens,
-                a_follower_may_be_there_before_the_first_event,
-                a_stream_that_lost_its_beginning_says_so,
-                an_event_lost_on_the_way_shows_as_a_gap,
-                an_unknown_cursor_gets_one_gap_and_all_there_is,
-                a_cursor_of_a_forgotten_run_gets_a_gap_and_goes_on,
-                an_old_run_without_events_is_told_as_a_gap,
-                a_cursor_the_log_let_go_of_gets_a_gap,
-                big_events_leave_room_for_few,
-                a_slow_follower_blocks_nobody_and_misses_nothing,
-            );
-        }
-    };
-    (@ $log:expr, $($story:ident,)*) => {
-        $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $story() {
-                let (log, _server) = $log;
-                crate::events::tests::$story(log).await;
-            }
-        )*
-    };
-}
-contract!(
-    memory,
-    (std::sync::Arc::new(crate::events::MemoryEvents::new()) as std::sync::Arc<dyn crate::events::EventLog>, ())
-);

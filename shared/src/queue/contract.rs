@@ -1,4 +1,8 @@
-//! What every queue must do; each story runs on each kind of queue.
+//! What every queue promises, as stories. Each takes a fresh one; [`queue_contract!`] makes a test of each.
+//!
+//! [`queue_contract!`]: crate::queue_contract
+
+#![expect(missing_docs, reason = "a story's name says what it promises")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,24 +16,53 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::domain::RunId;
 
+/// Makes a test of every story. `$fresh` is an async function without arguments that returns a pair:
+/// an `Arc<dyn JobQueue>` without any content, and whatever must live as long as the story.
+#[macro_export]
+macro_rules! queue_contract {
+    ($fresh:path) => {
+        $crate::queue_contract! { $fresh;
+            jobs_reach_a_handler_whole
+            a_job_that_waits_is_not_added_again
+            a_job_in_a_handlers_hands_may_be_sent_again
+            a_job_that_was_handled_may_come_again
+            a_worker_takes_no_more_than_its_free_slots
+            interactive_jobs_go_first_and_batch_keeps_a_share
+            a_worker_that_drains_takes_nothing_new_and_ends_with_its_last_job
+            an_idle_worker_ends_at_once
+            a_handler_that_panics_takes_nobody_along
+            every_job_reaches_exactly_one_of_many_workers
+        }
+    };
+    ($fresh:path; $($story:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $story() {
+                let (fresh, _alive) = $fresh().await;
+                $crate::queue::contract::$story(fresh).await;
+            }
+        )*
+    };
+}
+
 /// How long a test waits for what must happen soon.
 const SOON: Duration = Duration::from_secs(10);
 
-pub(super) fn lane(class: i16) -> Lane {
+pub fn lane(class: i16) -> Lane {
     Lane { pool: PoolName::default_pool(), class, graph: None }
 }
 
-pub(super) fn job(lane: &Lane) -> Job {
+pub fn job(lane: &Lane) -> Job {
     let step = StepId { run_id: RunId::new(), seq: 1 };
     Job { step, lane: lane.clone(), attempt: 0, trace: None }
 }
 
-pub(super) fn jobs(lane: &Lane, count: usize) -> Vec<Job> {
+pub fn jobs(lane: &Lane, count: usize) -> Vec<Job> {
     (0..count).map(|_| job(lane)).collect()
 }
 
 /// A handler that reports what it was given and waits for leave to return.
-pub(super) struct Hands {
+struct Hands {
     started: mpsc::UnboundedSender<Job>,
     leave: Arc<Semaphore>,
 }
@@ -45,7 +78,7 @@ impl JobHandler for Hands {
 }
 
 /// A worker of a queue, driven by a test.
-pub(super) struct Working {
+pub struct Working {
     started: mpsc::UnboundedReceiver<Job>,
     leave: Arc<Semaphore>,
     shutdown: CancellationToken,
@@ -53,7 +86,7 @@ pub(super) struct Working {
 }
 
 impl Working {
-    pub(super) fn on(queue: &Arc<dyn JobQueue>, lanes: &[Lane], slots: usize) -> Self {
+    pub fn on(queue: &Arc<dyn JobQueue>, lanes: &[Lane], slots: usize) -> Self {
         let (started, receiver) = mpsc::unbounded_channel();
         let leave = Arc::new(Semaphore::new(0));
         let hands = Arc::new(Hands { started, leave: Arc::clone(&leave) });
@@ -64,17 +97,17 @@ impl Working {
     }
 
     /// A worker whose handlers return at once.
-    pub(super) fn quick(queue: &Arc<dyn JobQueue>, lanes: &[Lane], slots: usize) -> Self {
+    pub fn quick(queue: &Arc<dyn JobQueue>, lanes: &[Lane], slots: usize) -> Self {
         let working = Self::on(queue, lanes, slots);
         working.let_go(Semaphore::MAX_PERMITS / 2);
         working
     }
 
-    pub(super) async fn started(&mut self) -> Job {
+    pub async fn started(&mut self) -> Job {
         timeout(SOON, self.started.recv()).await.expect("a job starts soon").expect("the worker lives")
     }
 
-    pub(super) async fn started_many(&mut self, count: usize) -> Vec<Job> {
+    pub async fn started_many(&mut self, count: usize) -> Vec<Job> {
         let mut all = Vec::new();
         for _ in 0..count {
             all.push(self.started().await);
@@ -82,27 +115,37 @@ impl Working {
         all
     }
 
+    /// Whether `job` has started; jobs before it are forgotten.
+    pub fn has_started(&mut self, job: &Job) -> bool {
+        std::iter::from_fn(|| self.started.try_recv().ok()).any(|started| started == *job)
+    }
+
     /// Whether no further job has started.
-    pub(super) fn is_quiet(&mut self) -> bool {
+    pub fn is_quiet(&mut self) -> bool {
         self.started.try_recv().is_err()
     }
 
-    pub(super) fn let_go(&self, count: usize) {
+    pub fn let_go(&self, count: usize) {
         self.leave.add_permits(count);
     }
 
-    pub(super) fn shut_down(&self) {
+    pub fn shut_down(&self) {
         self.shutdown.cancel();
     }
 
-    pub(super) async fn ended(self) {
+    pub async fn ended(self) {
         self.shutdown.cancel();
         timeout(SOON, self.task).await.expect("the worker ends soon").expect("no panic").expect("no error");
+    }
+
+    /// Ends it as kill -9 would: nothing is handed back.
+    pub fn kill(self) {
+        self.task.abort();
     }
 }
 
 /// Waits until `lanes` hold exactly `counts` unread jobs.
-pub(super) async fn until_unread(queue: &Arc<dyn JobQueue>, lanes: &[Lane], counts: &[usize]) {
+pub async fn until_unread(queue: &Arc<dyn JobQueue>, lanes: &[Lane], counts: &[usize]) {
     let arrived = async {
         while queue.unread(lanes).await.ok().as_deref() != Some(counts) {
             tokio::task::yield_now().await;
@@ -111,7 +154,7 @@ pub(super) async fn until_unread(queue: &Arc<dyn JobQueue>, lanes: &[Lane], coun
     timeout(SOON, arrived).await.expect("the queue fills or empties soon");
 }
 
-pub(super) async fn jobs_reach_a_handler_whole(queue: Arc<dyn JobQueue>) {
+pub async fn jobs_reach_a_handler_whole(queue: Arc<dyn JobQueue>) {
     let mut pushed = job(&lane(0));
     pushed.trace = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned());
     let versioned = Lane { graph: Some(GraphVersion::from("c-1")), ..lane(1) };
@@ -127,7 +170,7 @@ pub(super) async fn jobs_reach_a_handler_whole(queue: Arc<dyn JobQueue>) {
     until_unread(&queue, &[lane(0), versioned], &[0, 0]).await;
 }
 
-pub(super) async fn a_job_that_is_there_is_not_added_again(queue: Arc<dyn JobQueue>) {
+pub async fn a_job_that_waits_is_not_added_again(queue: Arc<dyn JobQueue>) {
     let first = job(&lane(0));
     let later = Job { attempt: 1, ..first.clone() };
 
@@ -135,18 +178,27 @@ pub(super) async fn a_job_that_is_there_is_not_added_again(queue: Arc<dyn JobQue
     queue.push(std::slice::from_ref(&first)).await.expect("pushed");
 
     assert_eq!(queue.unread(&[lane(0)]).await.expect("counted"), [2]);
-    let mut working = Working::on(&queue, &[lane(0)], 4);
-    let mut attempts: Vec<i16> = working.started_many(2).await.iter().map(|job| job.attempt).collect();
-    attempts.sort_unstable();
-    assert_eq!(attempts, [first.attempt, later.attempt]);
-    // In a handler's hands it is there still.
-    queue.push(std::slice::from_ref(&first)).await.expect("pushed");
-    assert_eq!(queue.unread(&[lane(0)]).await.expect("counted"), [0]);
-    working.let_go(2);
+    let mut working = Working::quick(&queue, &[lane(0)], 1);
+    assert_eq!(working.started_many(2).await, [first, later]);
     working.ended().await;
 }
 
-pub(super) async fn a_job_that_was_handled_may_come_again(queue: Arc<dyn JobQueue>) {
+/// A worker that gives a step back is told of it again, though its handler has not returned.
+pub async fn a_job_in_a_handlers_hands_may_be_sent_again(queue: Arc<dyn JobQueue>) {
+    let again = job(&lane(0));
+    let mut working = Working::on(&queue, &[lane(0)], 1);
+    queue.push(std::slice::from_ref(&again)).await.expect("pushed");
+    working.started().await;
+
+    queue.push(&[again.clone(), again.clone()]).await.expect("pushed");
+
+    assert_eq!(queue.unread(&[lane(0)]).await.expect("counted"), [1]);
+    working.let_go(2);
+    assert_eq!(working.started().await, again);
+    working.ended().await;
+}
+
+pub async fn a_job_that_was_handled_may_come_again(queue: Arc<dyn JobQueue>) {
     let again = job(&lane(0));
     let mut working = Working::quick(&queue, &[lane(0)], 1);
     queue.push(std::slice::from_ref(&again)).await.expect("pushed");
@@ -163,7 +215,7 @@ pub(super) async fn a_job_that_was_handled_may_come_again(queue: Arc<dyn JobQueu
     working.ended().await;
 }
 
-pub(super) async fn a_worker_takes_no_more_than_its_free_slots(queue: Arc<dyn JobQueue>) {
+pub async fn a_worker_takes_no_more_than_its_free_slots(queue: Arc<dyn JobQueue>) {
     queue.push(&jobs(&lane(0), 10)).await.expect("pushed");
     queue.push(&jobs(&lane(1), 10)).await.expect("pushed");
     let lanes = [lane(0), lane(1)];
@@ -183,7 +235,7 @@ pub(super) async fn a_worker_takes_no_more_than_its_free_slots(queue: Arc<dyn Jo
     until_unread(&queue, &lanes, &[0, 0]).await;
 }
 
-pub(super) async fn interactive_jobs_go_first_and_batch_keeps_a_share(queue: Arc<dyn JobQueue>) {
+pub async fn interactive_jobs_go_first_and_batch_keeps_a_share(queue: Arc<dyn JobQueue>) {
     queue.push(&jobs(&lane(0), 24)).await.expect("pushed");
     queue.push(&jobs(&lane(1), 24)).await.expect("pushed");
 
@@ -197,7 +249,7 @@ pub(super) async fn interactive_jobs_go_first_and_batch_keeps_a_share(queue: Arc
     working.ended().await;
 }
 
-pub(super) async fn a_worker_that_drains_takes_nothing_new_and_ends_with_its_last_job(queue: Arc<dyn JobQueue>) {
+pub async fn a_worker_that_drains_takes_nothing_new_and_ends_with_its_last_job(queue: Arc<dyn JobQueue>) {
     queue.push(&jobs(&lane(0), 5)).await.expect("pushed");
     let mut working = Working::on(&queue, &[lane(0)], 2);
     working.started_many(2).await;
@@ -211,7 +263,7 @@ pub(super) async fn a_worker_that_drains_takes_nothing_new_and_ends_with_its_las
     assert_eq!(leftover.unread(&[lane(0)]).await.expect("counted"), [3]);
 }
 
-pub(super) async fn an_idle_worker_ends_at_once(queue: Arc<dyn JobQueue>) {
+pub async fn an_idle_worker_ends_at_once(queue: Arc<dyn JobQueue>) {
     let mut working = Working::quick(&queue, &[lane(0), lane(1)], 2);
     queue.push(&[job(&lane(0))]).await.expect("pushed");
     working.started().await;
@@ -222,7 +274,7 @@ pub(super) async fn an_idle_worker_ends_at_once(queue: Arc<dyn JobQueue>) {
     assert!(asked.elapsed() < Duration::from_secs(2), "took {:?}", asked.elapsed());
 }
 
-pub(super) async fn a_handler_that_panics_takes_nobody_along(queue: Arc<dyn JobQueue>) {
+pub async fn a_handler_that_panics_takes_nobody_along(queue: Arc<dyn JobQueue>) {
     let mut working = Working::quick(&queue, &[lane(0)], 1);
     let broken = Job { trace: Some("panic".to_owned()), ..job(&lane(0)) };
     let sound = job(&lane(0));
@@ -234,7 +286,7 @@ pub(super) async fn a_handler_that_panics_takes_nobody_along(queue: Arc<dyn JobQ
     until_unread(&queue, &[lane(0)], &[0]).await;
 }
 
-pub(super) async fn every_job_reaches_exactly_one_of_many_workers(queue: Arc<dyn JobQueue>) {
+pub async fn every_job_reaches_exactly_one_of_many_workers(queue: Arc<dyn JobQueue>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let lanes = [lane(0), lane(1)];
     let mut workers: Vec<Working> = (0..3).map(|_| Working::quick(&queue, &lanes, 4)).collect();
@@ -264,50 +316,4 @@ pub(super) async fn every_job_reaches_exactly_one_of_many_workers(queue: Arc<dyn
     steps.sort_unstable();
     expected.sort_unstable();
     assert_eq!(steps, expected);
-}
-
-/// Runs every story of the contract on the queue that `$queue` makes.
-macro_rules! contract {
-    ($module:ident, $queue:expr) => {
-        mod $module {
-            contract!(
-                @ $queue,
-                jobs_reach_a_handler_whole,
-                a_job_that_is_there_is_not_added_again,
-                a_job_that_was_handled_may_come_again,
-                a_worker_takes_no_more_than_its_free_slots,
-                interactive_jobs_go_first_and_batch_keeps_a_share,
-                a_worker_that_drains_takes_nothing_new_and_ends_with_its_last_job,
-                an_idle_worker_ends_at_once,
-                a_handler_that_panics_takes_nobody_along,
-                every_job_reaches_exactly_one_of_many_workers,
-            );
-        }
-    };
-    (@ $queue:expr, $($story:ident,)*) => {
-        $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $story() {
-                let (queue, _server) = $queue;
-                crate::queue::tests::$story(queue).await;
-            }
-        )*
-    };
-}
-contract!(
-    memory,
-    (std::sync::Arc::new(crate::queue::MemoryQueue::new()) as std::sync::Arc<dyn crate::queue::JobQueue>, ())
-);
-
-#[tokio::test]
-async fn a_full_memory_queue_refuses_and_says_where_the_jobs_are() {
-    let queue = MemoryQueue::with_capacity(2);
-
-    let refused = queue.push(&jobs(&lane(0), 3)).await.expect_err("full");
-
-    assert_eq!(
-        refused.to_string(),
-        "could not add jobs to the queue: the queue holds 2 jobs already; they wait in the store"
-    );
-    assert_eq!(queue.unread(&[lane(0)]).await.expect("counted"), [2]);
 }
