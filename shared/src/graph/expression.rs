@@ -11,7 +11,6 @@ use cel::common::ast::{ComprehensionExpr, EntryExpr, Expr};
 use cel::{Context, IdedExpr, Program};
 
 use super::cel_json::{Importer, to_json};
-use super::ids::unix_seconds;
 use crate::domain::{Json, JsonMap, Message, Role, ThreadState};
 
 /// The longest expression, in bytes.
@@ -192,7 +191,6 @@ fn value_of(name: &str, facts: &Facts<'_>) -> Result<Json, String> {
         "user_text" => user_text(state).into(),
         "meta" => serde_json::json!({
             "current_node": state.execution_meta.current_node, "step": state.execution_meta.step,
-            "now": unix_seconds(),
         }),
         "thread_id" => state.execution_meta.thread_id.clone().into(),
         "config" => Json::Object(node()?.config.clone()),

@@ -196,3 +196,38 @@ fn an_edited_state_of_the_wrong_shape_says_where() {
         Err(ClientError::Fields(errors)) if errors[0].kind == "missing"
     ));
 }
+
+fn any_json() -> impl proptest::strategy::Strategy<Value = Json> {
+    use proptest::prelude::*;
+    const WORDS: [&str; 9] = ["user", "tool", "robot", "text", "tool_result", "tool_call", "image", "x", ""];
+    const KEYS: [&str; 11] =
+        ["role", "content", "type", "text", "media", "call_id", "usages", "metadata", "message_id", "delta", "url"];
+    let leaf = prop_oneof![
+        Just(Json::Null),
+        any::<bool>().prop_map(Json::from),
+        any::<i64>().prop_map(Json::from),
+        any::<f64>().prop_map(|number| serde_json::Number::from_f64(number).map_or(Json::Null, Json::Number)),
+        proptest::sample::select(&WORDS[..]).prop_map(Json::from),
+    ];
+    leaf.prop_recursive(4, 32, 4, move |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..4).prop_map(Json::from),
+            proptest::collection::vec((proptest::sample::select(&KEYS[..]), inner), 0..6).prop_map(|entries| {
+                Json::Object(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+            }),
+        ]
+    })
+}
+
+proptest::proptest! {
+    /// Whatever a client sends is taken or refused; what is taken reads the same a second time.
+    #[test]
+    fn any_json_is_taken_or_refused(value in any_json()) {
+        if let Ok(messages) = log(value.clone()) {
+            let wire = crate::domain::state::to_json(&messages);
+            proptest::prop_assert!(messages.is_empty() || log(wire) == Ok(messages));
+        }
+        let _ = run(value.clone(), true);
+        let _ = put(serde_json::json!({"context": value.clone(), "topic": value}));
+    }
+}

@@ -125,7 +125,10 @@ pub struct EdgeDoc {
     /// Where it leads: a node, or `__end__`.
     #[serde(default)]
     pub to: Option<String>,
-    /// Follow `to` only if this CEL expression is true.
+    /// Follow `to` only if this CEL expression is true. Conditions see the state after the node:
+    /// `state` (its fields), `messages`, `last` (the newest message or null), `user_text` (what the
+    /// user said last), `meta` (`current_node`, `step`) and `thread_id`; a message has its plain
+    /// `text` beside the wire's keys.
     #[serde(default)]
     pub when: Option<String>,
     /// A CEL expression whose value, as text, picks one of `cases`.

@@ -15,7 +15,8 @@ use crate::graph::{Command, IdKind, Node, NodeContext, NodeError, Outcome, Patch
 #[serde(deny_unknown_fields)]
 pub struct SetSpec {
     /// Field → new value: text is a CEL expression, anything else is the value itself. All see the
-    /// state from before the node.
+    /// state from before the node: `state` (its fields), `messages`, `last`, `user_text`, `meta`,
+    /// `thread_id`, `config` (of the run) and `attempt`.
     #[serde(default)]
     pub values: Ordered<Json>,
     /// What the assistant says: text with CEL between `{{` and `}}`.

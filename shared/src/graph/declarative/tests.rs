@@ -578,3 +578,33 @@ fn hello_answers_everything_it_offers() {
         assert!(texts.last().unwrap().contains("That was turn 1"), "{texts:?}");
     }
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    /// Whatever a file holds, it is read to its end: a manifest that can be built, or a finding.
+    #[test]
+    fn any_text_is_read_or_explained(text in "[a-z:{}\\[\\]&*|>'\"#\\-? \n\t\u{0}é]{0,60}") {
+        let checked = read("any", &text);
+
+        proptest::prop_assert!(checked.manifest.is_some() || checked.findings.iter().any(Finding::is_error));
+    }
+
+    /// A damaged document is never taken for something that cannot be built.
+    #[test]
+    fn a_damaged_document_is_read_or_explained(
+        from in 0..600usize,
+        length in 0..40usize,
+        put in "[a-z:{}'\"\\- \n(!]{0,8}",
+    ) {
+        let right: Vec<char> = with("", "").chars().collect();
+        let from = from.min(right.len());
+        let end = (from + length).min(right.len());
+        let text: String = right[..from].iter().chain(put.chars().collect::<Vec<_>>().iter()).chain(&right[end..]).collect();
+
+        match read("damaged", &text).manifest {
+            Some(manifest) => proptest::prop_assert!(build(&manifest, &NoHttp).is_ok(), "{text}"),
+            None => proptest::prop_assert!(!read("damaged", &text).findings.is_empty()),
+        }
+    }
+}
