@@ -3,17 +3,24 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use threadgate_shared::domain::{GraphVersion, LeaseToken, RunId, StepId, WorkerId};
-use threadgate_shared::store::{Claimed, CommitOutcome, LoadRequest, Loaded, StepCommit, Store, StoreError};
+use threadgate_shared::store::{
+    AttemptEnd, Claimed, CommitOutcome, LoadRequest, Loaded, StepCommit, Store, StoreError,
+};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use crate::batch::{Batcher, Folding};
 use crate::config::WorkerConfig;
 use crate::health::WorkerHealth;
 use crate::telemetry;
+
+/// How long a statement may take: longer than any of ours does. A connection that gives no sign of
+/// life by then is given up, and the same is asked again.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What came of a question.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +43,7 @@ pub(crate) struct Calls {
     commits: Batcher<KeyedCommit, Asked<CommitOutcome>>,
     marks: Batcher<RunId, ()>,
     give_backs: Batcher<(StepId, LeaseToken), Asked<()>>,
+    store: Arc<dyn Store>,
 }
 
 /// A commit and its thread, of which a statement may hold one step only (R4).
@@ -66,6 +74,7 @@ impl Calls {
         let (claimer, ttl) = (asker.clone(), config.lease_ttl);
         let (loader, committer, marker, giver) = (asker.clone(), asker.clone(), asker.clone(), asker);
         Self {
+            store: Arc::clone(store),
             claims: Batcher::spawn(
                 folding(telemetry::CLAIM_BATCH),
                 |claim| claim.0,
@@ -124,6 +133,18 @@ impl Calls {
         self.commits.call(commit).await.unwrap_or(Asked::Again)
     }
 
+    /// Ends an attempt that is to be repeated after `delay`; whether the lease was held. Rare, so it
+    /// has a statement of its own.
+    pub(crate) async fn end_attempt(
+        &self,
+        step: StepId,
+        token: LeaseToken,
+        end: &AttemptEnd,
+        delay: Duration,
+    ) -> Asked<bool> {
+        asked(self.store.retry_step(step, token, end, delay)).await
+    }
+
     /// Gives a lease back uncharged, if it is still ours.
     pub(crate) async fn give_back(&self, step: StepId, token: LeaseToken) -> Asked<()> {
         self.give_backs.call((step, token)).await.unwrap_or(Asked::Again)
@@ -150,49 +171,49 @@ impl Asker {
         claims: &[(StepId, LeaseToken)],
         worker: WorkerId,
         versions: &[GraphVersion],
-        ttl: std::time::Duration,
+        ttl: Duration,
     ) -> Vec<Asked<Taken>> {
         let sent = Instant::now();
-        match self.store.claim(claims, worker, versions, ttl).await {
-            Ok(taken) => {
+        match asked(self.store.claim(claims, worker, versions, ttl)).await {
+            Asked::Answer(taken) => {
                 self.health.store_answered();
                 let mut taken: HashMap<_, _> = taken.into_iter().map(|claimed| (claimed.token, claimed)).collect();
-                claims
-                    .iter()
-                    .map(|(_, token)| Asked::Answer(taken.remove(token).map(|claimed| (claimed, sent))))
-                    .collect()
+                let mut taken = |token| taken.remove(token).map(|claimed| (claimed, sent));
+                claims.iter().map(|(_, token)| Asked::Answer(taken(token))).collect()
             }
-            Err(failure) => repeated(judge(&failure), claims.len()),
+            Asked::Again => vec![Asked::Again; claims.len()],
+            Asked::Never(reason) => vec![Asked::Never(reason); claims.len()],
         }
     }
 
     /// A load that is refused is repeated one by one, so that one bad row takes no neighbour along.
     async fn load(&self, wanted: &[LoadRequest]) -> Vec<Asked<Option<Loaded>>> {
-        match (self.store.load(wanted).await, wanted) {
-            (Ok(loaded), _) => {
+        match asked(self.store.load(wanted)).await {
+            Asked::Answer(loaded) => {
                 let mut loaded: HashMap<_, _> = loaded.into_iter().map(|loaded| (loaded.run.id, loaded)).collect();
                 wanted.iter().map(|wanted| Asked::Answer(loaded.remove(&wanted.run_id))).collect()
             }
-            (Err(failure), wanted) => match judge::<Option<Loaded>>(&failure) {
-                Asked::Never(_) if wanted.len() > 1 => {
-                    let mut answers = Vec::with_capacity(wanted.len());
-                    for one in wanted {
-                        let one = std::slice::from_ref(one);
-                        answers.push(match self.store.load(one).await {
-                            Ok(mut loaded) => Asked::Answer(loaded.pop()),
-                            Err(failure) => judge(&failure),
-                        });
-                    }
-                    answers
+            Asked::Again => vec![Asked::Again; wanted.len()],
+            Asked::Never(reason) if wanted.len() == 1 => vec![Asked::Never(reason)],
+            Asked::Never(_) => {
+                let mut answers = Vec::with_capacity(wanted.len());
+                for one in wanted {
+                    answers.push(match asked(self.store.load(std::slice::from_ref(one))).await {
+                        Asked::Answer(mut loaded) => Asked::Answer(loaded.pop()),
+                        Asked::Again => Asked::Again,
+                        Asked::Never(reason) => Asked::Never(reason),
+                    });
                 }
-                judged => repeated(judged, wanted.len()),
-            },
+                answers
+            }
         }
     }
 
     async fn commit(&self, keyed: Vec<KeyedCommit>) -> Vec<Asked<CommitOutcome>> {
         let commits: Vec<StepCommit> = keyed.into_iter().map(|keyed| keyed.commit).collect();
-        let outcomes = self.store.commit(&commits).await;
+        let Ok(outcomes) = timeout(PATIENCE, self.store.commit(&commits)).await else {
+            return vec![no_sign_of_life(); commits.len()];
+        };
         if outcomes.iter().any(Result::is_ok) {
             self.health.store_answered();
         }
@@ -200,18 +221,32 @@ impl Asker {
     }
 
     async fn mark_running(&self, runs: &[RunId]) -> Vec<()> {
-        if let Err(failure) = self.store.mark_running(runs).await {
-            warn!(error = %failure, "Could not mark {} runs as running; they show as queued", runs.len());
-        }
+        // Where it fails, the runs show as queued until they end; the store has said why.
+        asked(self.store.mark_running(runs)).await;
         vec![(); runs.len()]
     }
 
     async fn give_back(&self, leases: &[(StepId, LeaseToken)]) -> Vec<Asked<()>> {
-        match self.store.give_back(leases).await {
-            Ok(_) => vec![Asked::Answer(()); leases.len()],
-            Err(failure) => repeated(judge(&failure), leases.len()),
-        }
+        let answer = match asked(self.store.give_back(leases)).await {
+            Asked::Answer(_) => Asked::Answer(()),
+            Asked::Again => Asked::Again,
+            Asked::Never(reason) => Asked::Never(reason),
+        };
+        vec![answer; leases.len()]
     }
+}
+
+async fn asked<T>(question: impl Future<Output = Result<T, StoreError>>) -> Asked<T> {
+    match timeout(PATIENCE, question).await {
+        Ok(Ok(answer)) => Asked::Answer(answer),
+        Ok(Err(failure)) => judge(&failure),
+        Err(_) => no_sign_of_life(),
+    }
+}
+
+fn no_sign_of_life<T>() -> Asked<T> {
+    warn!("The store gave no sign of life for {} s; asking again", PATIENCE.as_secs());
+    Asked::Again
 }
 
 fn judge<T>(failure: &StoreError) -> Asked<T> {
@@ -226,10 +261,6 @@ fn judge<T>(failure: &StoreError) -> Asked<T> {
             Asked::Never(text)
         }
     }
-}
-
-fn repeated<T: Clone>(answer: Asked<T>, times: usize) -> Vec<Asked<T>> {
-    vec![answer; times]
 }
 
 /// An error with what caused it, on one line.

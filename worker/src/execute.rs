@@ -234,11 +234,11 @@ impl Executor {
         lease.settle();
         let mut tries = 0;
         loop {
-            match self.store.retry_step(lease.step, lease.token, end, delay).await {
-                Ok(true) => return Ok(()),
-                Ok(false) if tries > 0 => return Ok(()), // An earlier try arrived, or the lease is lost.
-                Ok(false) => return Err(lost()),
-                Err(failure) => warn!(error = %failure, "Could not end a failed attempt; trying again"),
+            match self.calls.end_attempt(lease.step, lease.token, end, delay).await {
+                Asked::Answer(true) => return Ok(()),
+                Asked::Answer(false) if tries > 0 => return Ok(()), // An earlier try arrived, or the lease is lost.
+                Asked::Answer(false) => return Err(lost()),
+                Asked::Again | Asked::Never(_) => {}
             }
             self.wait_evicted(&mut tries).await?;
         }

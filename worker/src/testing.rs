@@ -42,6 +42,7 @@ pub(crate) struct Working {
     pub shutdown: CancellationToken,
     /// Ends the heartbeat alone.
     pub heartbeat: tokio::task::AbortHandle,
+    connection: Arc<MemoryStore>,
 }
 
 /// The configuration of tests: nodes run on the test's own runtime, under its clock.
@@ -64,7 +65,11 @@ impl Stack {
     }
 
     pub(crate) fn parts(&self) -> Parts {
-        let (store, queue) = (Arc::clone(&self.store), Arc::clone(&self.queue));
+        self.parts_on(Arc::clone(&self.store))
+    }
+
+    fn parts_on(&self, store: Arc<MemoryStore>) -> Parts {
+        let queue = Arc::clone(&self.queue);
         Parts {
             store: store.clone(),
             queue: queue.clone(),
@@ -75,13 +80,15 @@ impl Stack {
 
     /// A worker that takes work in the background.
     pub(crate) async fn work(&self, config: WorkerConfig) -> Working {
-        let worker = Worker::start(config, self.parts(), &self.registry).await.unwrap();
+        let connection = Arc::new(self.store.connect());
+        let worker = Worker::start(config, self.parts_on(Arc::clone(&connection)), &self.registry).await.unwrap();
         let shutdown = CancellationToken::new();
         Working {
             health: worker.health(),
             heartbeat: worker.heartbeat.abort_handle(),
             worker: tokio::spawn(worker.run(shutdown.clone())),
             shutdown,
+            connection,
         }
     }
 
@@ -254,6 +261,12 @@ impl Working {
     pub(crate) async fn end(self) -> Result<(), WorkerError> {
         self.shutdown.cancel();
         self.worker.await.unwrap()
+    }
+
+    /// Ends it as kill -9 does: nothing it asks or answers arrives any more.
+    pub(crate) fn kill(&self) {
+        self.connection.cut();
+        self.shutdown.cancel();
     }
 }
 

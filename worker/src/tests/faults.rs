@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use threadgate_shared::domain::RunStatus;
+use threadgate_shared::domain::{PoolName, RunStatus};
 use threadgate_shared::graph::{Graph, GraphBuilder, NodeContext};
 use threadgate_shared::store::memory::{Failure, Operation};
 use threadgate_shared::store::{Runs, StepStatus};
@@ -107,4 +107,61 @@ async fn jobs_without_a_step_to_take_are_dropped() {
     worker.end().await.unwrap();
 
     assert_eq!((stack.checkpoints("t"), stack.store.steps(run).await.unwrap()), before);
+}
+
+/// C09: the worker is killed right after the commit of a step, before anybody hears of it.
+#[tokio::test(start_paused = true)]
+async fn a_finished_step_never_runs_again() {
+    for killed_after in 1..=2 {
+        let stack = Stack::new(two_nodes());
+        let first = crate::Worker::start(config(), stack.parts(), &stack.registry).await.unwrap();
+        let run = stack.create_backlog("t").await;
+        stack.send().await;
+        for seq in 1..=killed_after {
+            threadgate_shared::queue::JobHandler::handle(&*first.executor, stack.job(run, seq)).await;
+        }
+
+        // What the first worker and the queue knew is gone; the store has the rest.
+        let (store, registry) = (stack.store.clone(), stack.registry.clone());
+        let stack = Stack { store, registry, queue: Default::default(), events: stack.events.clone() };
+        let _second = stack.work(config()).await;
+        let _scheduler = stack.schedule();
+
+        assert_eq!(stack.ends(run).await, RunStatus::Completed);
+        assert_eq!(stack.texts("t").await, ["hi", "first 1", "second 1"]);
+        assert_eq!(stack.checkpoints("t"), 3);
+    }
+}
+
+/// A connection that gives no sign of life holds nothing up for ever.
+#[tokio::test(start_paused = true)]
+async fn a_statement_without_an_answer_is_given_up() {
+    let stack = Stack::new(two_nodes());
+    let worker = stack.work(config()).await;
+
+    worker.kill();
+
+    assert!(worker.end().await.is_ok(), "it ends although the store never answers");
+}
+
+/// C13 (a): jobs are read and lost before their steps are claimed.
+#[tokio::test(start_paused = true)]
+async fn steps_whose_jobs_are_lost_are_sent_again() {
+    let stack = Stack::new(two_nodes());
+    let mut runs = Vec::new();
+    for number in 0..20 {
+        runs.push(stack.create_backlog(&format!("t{number}")).await);
+    }
+    let lost = stack.parts().dispatcher.top_up(&PoolName::default_pool(), 0).await.unwrap();
+    assert!(lost > 0);
+    let stack = Stack { queue: Default::default(), ..stack };
+
+    let _worker = stack.work(config()).await;
+    let _scheduler = stack.schedule();
+    while stack.parts().dispatcher.top_up(&PoolName::default_pool(), 0).await.unwrap() > 0 {}
+
+    for run in runs {
+        assert_eq!(stack.ends(run).await, RunStatus::Completed);
+        assert!(stack.told_steps(run).await.iter().all(|(_, _, attempt)| *attempt == 1), "nothing was charged");
+    }
 }

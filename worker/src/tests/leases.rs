@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use threadgate_shared::domain::{RunId, RunStatus};
-use threadgate_shared::graph::{GraphBuilder, NodeContext};
+use threadgate_shared::graph::{Graph, GraphBuilder, NodeContext};
 use threadgate_shared::store::memory::{Failure, Operation};
 use threadgate_shared::store::{Runs, StepStatus, Upkeep};
 use tokio::time::Instant;
@@ -68,14 +68,22 @@ async fn a_long_step_outlasts_an_outage_of_scheduler_and_queue() {
     assert_eq!(starts.load(Ordering::Relaxed), 1);
 }
 
-/// C02: the node computes on its thread without awaiting, on real threads and a real clock.
+/// C02: one node computes on its thread without awaiting, another waits there for a child process;
+/// on real threads and a real clock.
 #[tokio::test]
-async fn a_busy_node_does_not_starve_the_heartbeat() {
+async fn busy_nodes_do_not_starve_the_heartbeat() {
     let release = Arc::new(AtomicBool::new(false));
+    let child = Arc::new(std::sync::Mutex::new(
+        std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap(),
+    ));
+    let input = child.lock().unwrap().stdin.take();
     let busy = Arc::clone(&release);
-    let stack = Stack::new(one_node(move |_: NodeContext| {
-        let busy = Arc::clone(&busy);
+    let stack = Stack::new(one_node(move |ctx: NodeContext| {
+        let (busy, child) = (Arc::clone(&busy), Arc::clone(&child));
         async move {
+            if ctx.thread_id.as_str() == "child" {
+                child.lock().unwrap().wait().unwrap();
+            }
             while !busy.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
@@ -89,7 +97,7 @@ async fn a_busy_node_does_not_starve_the_heartbeat() {
         ..config()
     };
     let _worker = stack.work(short).await;
-    let (run, other) = (stack.create("t").await, stack.create("u").await);
+    let (run, other) = (stack.create("t").await, stack.create("child").await);
 
     let first = leased_until(&stack, run).await;
     let others_first = leased_until(&stack, other).await;
@@ -102,6 +110,7 @@ async fn a_busy_node_does_not_starve_the_heartbeat() {
         .await;
     assert_eq!(stack.sweep().await, 0);
     release.store(true, Ordering::Relaxed);
+    drop(input); // The child ends.
 
     assert_eq!(stack.ends(run).await, RunStatus::Completed);
     assert_eq!(stack.ends(other).await, RunStatus::Completed);
@@ -224,11 +233,102 @@ async fn a_worker_does_not_renew_the_leases_of_a_dead_one_of_the_same_name() {
     gate.entered().await;
     let _survivor = stack.work(config()).await;
 
-    dead.heartbeat.abort();
+    dead.kill();
     let _scheduler = stack.schedule();
     gate.entered().await;
-    gate.open();
+    (0..2).for_each(|_| gate.open()); // The dead worker's node is at the gate too.
 
     assert_eq!(stack.ends(run).await, RunStatus::Completed);
     assert_eq!(stack.told_steps(run).await, [("only".to_owned(), StepStatus::Done, 2)]);
+}
+
+/// C03 (b): the same while the first worker drains; it does not wait for the rest of its grace.
+#[tokio::test(start_paused = true)]
+async fn a_draining_worker_whose_step_was_taken_over_ends_at_once() {
+    let (gate, starts) = (Gate::new(), Arc::default());
+    let stack = Stack::new(gated(&gate, &starts));
+    let first = stack.work(WorkerConfig { shutdown_grace: Duration::from_secs(300), ..config() }).await;
+    let run = stack.create("t").await;
+    gate.entered().await;
+
+    first.shutdown.cancel();
+    for _ in 0..5 {
+        stack.store.fail_next(Operation::Heartbeat, Failure::Before);
+    }
+    stack.waits_until(|| async { stack.sweep().await == 1 }).await;
+    let taken_over = Instant::now();
+    let _second = stack.work(config()).await;
+    gate.entered().await;
+    first.end().await.unwrap();
+
+    assert!(taken_over.elapsed() < Duration::from_secs(5), "{:?}", taken_over.elapsed());
+    gate.open();
+    assert_eq!(stack.ends(run).await, RunStatus::Completed);
+    assert_eq!(stack.texts("t").await, ["hi", "start 2"]);
+}
+
+/// C07: the lease runs out three times while its holders still work.
+#[tokio::test(start_paused = true)]
+async fn attempts_used_up_while_the_holders_live_fail_the_run_once() {
+    let (gate, starts) = (Gate::new(), Arc::default());
+    let stack = Stack::new(gated(&gate, &starts));
+    let worker = stack.work(config()).await;
+    for _ in 0..60 {
+        stack.store.fail_next(Operation::Heartbeat, Failure::Before);
+    }
+    let run = stack.create("t").await;
+    let _scheduler = stack.schedule();
+    for _ in 0..3 {
+        gate.entered().await;
+    }
+
+    assert_eq!(stack.ends(run).await, RunStatus::Failed);
+    let before = (stack.checkpoints("t"), stack.steps(run).await);
+    (0..3).for_each(|_| gate.open());
+    let next = stack.create("t").await;
+    gate.entered().await;
+    gate.open();
+
+    assert_eq!(stack.ends(next).await, RunStatus::Completed);
+    assert_eq!(stack.error(run).await.code, "worker_crash");
+    assert_eq!(stack.steps(run).await, before.1, "the holders' writes are refused");
+    assert_eq!(stack.checkpoints("t"), before.0 + 2, "the next run's input and its step");
+    assert_eq!(starts.load(Ordering::Relaxed), 4, "no fourth start of the first step");
+    worker.end().await.unwrap();
+}
+
+/// C08, C10: the worker is killed inside the second of three nodes; nobody asks again.
+#[tokio::test(start_paused = true)]
+async fn a_worker_killed_inside_a_node_costs_its_lease_and_one_sweep() {
+    let (gate, starts) = (Gate::new(), Arc::new(AtomicU32::new(0)));
+    let (held, count) = (gate.clone(), Arc::clone(&starts));
+    let say = move |ctx: NodeContext| {
+        let (gate, starts) = (held.clone(), Arc::clone(&count));
+        async move {
+            starts.fetch_add(1, Ordering::Relaxed);
+            if ctx.node == "b" {
+                gate.pass().await;
+            }
+            format!("{} {}", ctx.node, ctx.attempt)
+        }
+    };
+    let graph = Graph::builder("three").node("a", say.clone()).node("b", say.clone()).node("c", say);
+    let stack = Stack::new(graph.entry("a").edge("a", "b").edge("b", "c"));
+    let killed = stack.work(config()).await;
+    let run = stack.create("t").await;
+    gate.entered().await;
+    let _survivor = stack.work(config()).await;
+    let _scheduler = stack.schedule();
+
+    let kill = Instant::now();
+    killed.kill();
+    gate.entered().await;
+    let resumed = kill.elapsed();
+    (0..2).for_each(|_| gate.open()); // The dead worker's node is at the gate too.
+
+    assert_eq!(stack.ends(run).await, RunStatus::Completed);
+    assert!(resumed <= Duration::from_millis(4_600), "{resumed:?}");
+    let texts = stack.texts("t").await;
+    assert_eq!(texts, ["hi", "a 1", "b 2", "c 1"]);
+    assert_eq!(starts.load(Ordering::Relaxed), 4);
 }
