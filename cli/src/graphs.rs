@@ -211,6 +211,14 @@ mod tests {
     }
 
     #[test]
+    fn the_readmes_graph_is_in_order() {
+        let readme = include_str!("../../README.md");
+        let text = readme.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+
+        assert_eq!(declarative::read("README.md", text).findings, []);
+    }
+
+    #[test]
     fn a_folder_gives_its_graphs_and_a_mistake_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("b.yaml"), HELLO).unwrap();

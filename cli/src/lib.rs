@@ -25,6 +25,8 @@ mod graphs;
 mod monitor;
 mod print;
 mod roles;
+#[cfg(test)]
+mod settings;
 mod storage;
 
 use std::process::ExitCode;
@@ -33,6 +35,11 @@ use threadgate_shared::graph::registry::Registry;
 
 use crate::args::{Command, Program};
 use crate::exit::Failure;
+
+/// The README's programs are compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
 
 /// What the author of a graph needs.
 pub mod prelude {

@@ -72,7 +72,7 @@ pub fn init_logs(config: &LogConfig) -> Result<(), TelemetryError> {
     let set = match config.log_format {
         LogFormat::Text => lines.with_ansi(on_terminal && colour_wanted()).with_target(false).try_init(),
         LogFormat::Auto if on_terminal => lines.with_ansi(colour_wanted()).with_target(false).try_init(),
-        LogFormat::Auto | LogFormat::Json => lines.json().flatten_event(true).with_span_list(true).try_init(),
+        LogFormat::Auto | LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).try_init(),
     };
     set.map_err(|error| TelemetryError::Twice(error.to_string()))
 }

@@ -3,5 +3,6 @@
 mod contract;
 mod events;
 mod harness;
+mod program;
 mod queue;
 mod tidy;

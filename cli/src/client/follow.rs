@@ -27,6 +27,7 @@ struct Event {
 /// # Errors
 /// If the server refuses, or cannot be reached again.
 pub(super) async fn follow(server: &Server, run: &str, json: bool) -> Result<(), Failure> {
+    let mut screen = Screen { json, paint: Paint::for_stdout(), growing: None, grown: Vec::new() };
     let mut last_id: Option<String> = None;
     let mut broken = 0;
     loop {
@@ -37,7 +38,7 @@ pub(super) async fn follow(server: &Server, run: &str, json: bool) -> Result<(),
         match server.send(request).await {
             Ok(response) => {
                 let before = last_id.clone();
-                if read(response, json, &mut last_id).await {
+                if read(response, &mut screen, &mut last_id).await {
                     return Ok(());
                 }
                 broken = if last_id == before { broken + 1 } else { 0 };
@@ -54,12 +55,12 @@ pub(super) async fn follow(server: &Server, run: &str, json: bool) -> Result<(),
 }
 
 /// Shows what one response brings; whether the run's last event was in it.
-async fn read(response: reqwest::Response, json: bool, last_id: &mut Option<String>) -> bool {
+async fn read(response: reqwest::Response, screen: &mut Screen, last_id: &mut Option<String>) -> bool {
     let mut bytes = response.bytes_stream();
     let mut parser = Parser::default();
     while let Some(Ok(piece)) = bytes.next().await {
         for event in parser.add(&piece) {
-            show(&event, json);
+            screen.show(&event);
             if event.id.is_some() {
                 last_id.clone_from(&event.id);
             }
@@ -71,30 +72,61 @@ async fn read(response: reqwest::Response, json: bool, last_id: &mut Option<Stri
     false
 }
 
-fn show(event: &Event, json: bool) {
-    if json {
-        let id = event.id.clone().map_or(Value::Null, Value::String);
-        let data: Value = serde_json::from_str(&event.data).unwrap_or(Value::Null);
-        print::line(serde_json::json!({"id": id, "event": event.name, "data": data}));
-        return;
-    }
-    let paint = Paint::for_stdout();
-    let data: Value = serde_json::from_str(&event.data).unwrap_or_default();
-    let node = shown(&data["node"]);
-    match event.name.as_str() {
-        "node_started" if data["attempt"] != 1 => {
-            print::line(paint.dim(format!("> {node} (attempt {})", data["attempt"])));
+/// Where events are shown: as JSON, or as a conversation in which messages grow.
+struct Screen {
+    json: bool,
+    paint: Paint,
+    /// The message whose pieces are on the line that has not ended yet.
+    growing: Option<Value>,
+    /// Messages that were shown in pieces.
+    grown: Vec<Value>,
+}
+
+impl Screen {
+    fn show(&mut self, event: &Event) {
+        let data: Value = serde_json::from_str(&event.data).unwrap_or_default();
+        if self.json {
+            let id = event.id.clone().map_or(Value::Null, Value::String);
+            print::line(serde_json::json!({"id": id, "event": event.name, "data": data}));
+            return;
         }
-        "node_started" => print::line(paint.dim(format!("> {node}"))),
-        "delta" => print::piece(text_of(&data["message"])),
-        "custom" => print::line(format!("  {}", pretty(&data["value"]).replace('\n', "\n  "))),
-        "node_finished" => {
-            for message in data["messages"].as_array().into_iter().flatten() {
-                print::line(said(message, paint));
+        if event.name == "delta" {
+            self.grow(&data["message"]);
+            return;
+        }
+        self.end_line();
+        let node = shown(&data["node"]);
+        match event.name.as_str() {
+            "node_started" if data["attempt"] != 1 => {
+                print::line(self.paint.dim(format!("> {node} (attempt {})", data["attempt"])));
             }
+            "node_started" => print::line(self.paint.dim(format!("> {node}"))),
+            "custom" => print::line(format!("  {}", pretty(&data["value"]).replace('\n', "\n  "))),
+            "node_finished" => {
+                let messages = data["messages"].as_array().into_iter().flatten();
+                for message in messages.filter(|message| !self.grown.contains(&message["message_id"])) {
+                    print::line(said(message, self.paint));
+                }
+            }
+            "gap" => print::line(self.paint.dim("… events are missing here; what follows is from the store")),
+            _ => {}
         }
-        "gap" => print::line(paint.dim("… events are missing here; what follows is from the store")),
-        _ => {}
+    }
+
+    fn grow(&mut self, message: &Value) {
+        if self.growing.as_ref() != Some(&message["message_id"]) {
+            self.end_line();
+            self.growing = Some(message["message_id"].clone());
+            print::piece(self.paint.bold(format!("{}: ", shown(&message["role"]))));
+        }
+        print::piece(text_of(message));
+    }
+
+    fn end_line(&mut self) {
+        if let Some(id) = self.growing.take() {
+            self.grown.push(id);
+            print::line("");
+        }
     }
 }
 

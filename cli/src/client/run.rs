@@ -89,8 +89,12 @@ pub async fn run(args: RunArgs) -> Result<(), Failure> {
         follow(&server, &id, args.server.json).await?;
     }
     let ended = wait(&server, &id).await?;
-    let shows_messages = !args.follow;
-    show_outcome(&ended, args.server.json && !args.follow, shows_messages)
+    match (args.server.json, args.follow) {
+        (true, true) => {} // The last event said it.
+        (true, false) => print::line(pretty(&ended)),
+        (false, followed) => show(&ended, !followed),
+    }
+    outcome(&ended)
 }
 
 /// Waits until the run is closed, as often as the server lets it.
@@ -105,19 +109,20 @@ async fn wait(server: &Server, id: &str) -> Result<Value, Failure> {
     }
 }
 
-fn show_outcome(run: &Value, json: bool, shows_messages: bool) -> Result<(), Failure> {
+/// The run for a person: what it said, and its status.
+fn show(run: &Value, with_messages: bool) {
     let paint = Paint::for_stdout();
-    let status = run["status"].as_str().unwrap_or_default();
-    if json {
-        print::line(pretty(run));
-    } else {
-        let context = run["state"]["context"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let asked = context.iter().rposition(|message| message["role"] == "user").map_or(0, |at| at + 1);
-        for message in context[asked..].iter().filter(|_| shows_messages) {
-            print::line(said(message, paint));
-        }
-        print::line(paint.status(status, 0));
+    let context = run["state"]["context"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let asked = context.iter().rposition(|message| message["role"] == "user").map_or(0, |at| at + 1);
+    for message in context[asked..].iter().filter(|_| with_messages) {
+        print::line(said(message, paint));
     }
+    print::line(paint.status(run["status"].as_str().unwrap_or_default(), 0));
+}
+
+/// What the shell is told of the run.
+fn outcome(run: &Value) -> Result<(), Failure> {
+    let status = run["status"].as_str().unwrap_or_default();
     match status {
         "completed" => Ok(()),
         "interrupted" => {
@@ -175,7 +180,7 @@ mod tests {
 
     #[test]
     fn outcomes_have_exit_codes() {
-        let of = |run: Value| show_outcome(&run, true, true).err().map(|failure| failure.exit);
+        let of = |run: Value| outcome(&run).err().map(|failure| failure.exit);
 
         assert_eq!(of(json!({"status": "completed"})), None);
         assert_eq!(
