@@ -15,6 +15,7 @@ pub mod readiness;
 pub mod routes;
 pub mod routing;
 pub mod start;
+mod telemetry;
 #[cfg(test)]
 mod testing;
 pub mod waiters;
@@ -99,6 +100,7 @@ pub async fn serve(
 ) -> Result<(), ApiServeError> {
     config.validate().map_err(ApiServeError::Config)?;
     parts.store.check_schema().await?;
+    telemetry::describe();
     let grace = config.shutdown_grace();
     let app = App::new(config, parts, shutdown.clone());
     let closing = app.closing.clone();

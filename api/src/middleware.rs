@@ -16,6 +16,7 @@ use tracing::Instrument;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::telemetry;
 
 /// The id of one request: sent back in a header and in the envelope, and in every log line.
 #[derive(Debug, Clone)]
@@ -146,9 +147,8 @@ const SECURITY_HEADERS: [(&str, &str); 6] = [
 fn record(method: &http::Method, route: &str, status: StatusCode, started: Instant) {
     let status = status.as_u16().to_string();
     let labels = [("method", method.to_string()), ("route", route.to_owned()), ("status", status)];
-    metrics::counter!("threadgate_http_requests_total", &labels).increment(1);
-    metrics::histogram!("threadgate_http_request_duration_seconds", "route" => route.to_owned())
-        .record(started.elapsed());
+    metrics::counter!(telemetry::REQUESTS, &labels).increment(1);
+    metrics::histogram!(telemetry::REQUEST_DURATION, "route" => route.to_owned()).record(started.elapsed());
 }
 
 /// What a handler that panicked answers.

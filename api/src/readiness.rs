@@ -7,6 +7,8 @@ use threadgate_shared::parts::Parts;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use crate::telemetry;
+
 /// How long a finding is used again.
 const REUSED_FOR: Duration = Duration::from_secs(3);
 
@@ -48,7 +50,7 @@ impl Readiness {
             queue: matches!(queue, Ok(Ok(()))),
             events: parts.events.is_healthy(),
         };
-        metrics::gauge!("threadgate_redis_up").set(if checks.queue { 1.0 } else { 0.0 });
+        metrics::gauge!(telemetry::REDIS_UP).set(if checks.queue { 1.0 } else { 0.0 });
         *last = Some((Instant::now(), checks));
         checks
     }

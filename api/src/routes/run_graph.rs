@@ -24,6 +24,7 @@ use crate::follow::{Ended, Follower, Item};
 use crate::middleware::Enveloped;
 use crate::routing::Routes;
 use crate::start::{Begun, NotBegun, Start, Started, start};
+use crate::telemetry;
 use crate::wire::chunks::{self, Beginning, ChunkWriter, Common};
 use crate::wire::envelope::{Envelope, WriteErrors};
 use crate::wire::run_request::{Granularity, GraphRunBody};
@@ -377,13 +378,13 @@ impl Followed {
     /// One more follower of this kind.
     #[must_use]
     pub fn count(kind: &'static str) -> Self {
-        metrics::gauge!("threadgate_stream_followers", "kind" => kind).increment(1.0);
+        metrics::gauge!(telemetry::FOLLOWERS, "kind" => kind).increment(1.0);
         Self(kind)
     }
 }
 
 impl Drop for Followed {
     fn drop(&mut self) {
-        metrics::gauge!("threadgate_stream_followers", "kind" => self.0).decrement(1.0);
+        metrics::gauge!(telemetry::FOLLOWERS, "kind" => self.0).decrement(1.0);
     }
 }
