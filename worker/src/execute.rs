@@ -6,24 +6,22 @@ use std::time::Duration;
 use threadgate_shared::dispatcher::Dispatcher;
 use threadgate_shared::domain::{LeaseToken, PoolName, RunStatus};
 use threadgate_shared::events::EventBody;
-use threadgate_shared::graph::engine::{self, Advance, Next, RunError};
+use threadgate_shared::graph::engine::{self, Advance, RunError};
 use threadgate_shared::graph::{Graph, GraphError, NodeError};
-use threadgate_shared::queue::{Job, JobHandler, JobQueue, Lane};
-use threadgate_shared::store::{
-    AttemptEnd, Claimed, CommitOutcome, FirstStep, LoadRequest, Loaded, StepCommit, Store, Then,
-};
+use threadgate_shared::queue::{Job, JobHandler, JobQueue};
+use threadgate_shared::store::{AttemptEnd, Claimed, LoadRequest, Loaded, Store};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use crate::announce::Attempt;
-use crate::calls::{Asked, Calls, KeyedCommit};
+use crate::calls::{Asked, Calls};
+use crate::commit::Work;
 use crate::graphs::{GraphMissing, Graphs};
-use crate::heartbeat;
 use crate::lease::{HeldLease, Lease};
 use crate::run_node::{Failure, Left, NodeEnd, NodeRunner, OUTPUT_TOO_LARGE};
-use crate::state::{Place, Places, positions_in};
+use crate::state::{Place, Places};
 use crate::telemetry;
 
 /// How often a claim whose answer was lost is sent.
@@ -112,30 +110,23 @@ impl Executor {
         let graph = match graph {
             Ok(graph) => graph,
             Err(broken) => {
-                let error = RunError {
-                    code: broken.code.to_owned(),
-                    message: broken.message,
-                    node: Some(claimed.node.clone()),
-                    transient: false,
-                };
-                let advance = engine::failed(&place.state, &claimed.node, error);
-                return self.commit(lease, claimed, None, place, advance, attempt, marked).await;
+                let advance = cannot_run(claimed, &place, broken);
+                return self.commit(Work { lease, claimed, graph: None, place, attempt, marked }, advance).await;
             }
         };
         self.confirm(lease).await?; // What the node does is an effect.
-        let advance = match self.runner.run(lease, claimed, &graph, &place, &mut attempt).await? {
-            NodeEnd::Advanced(advance) => *advance,
-            NodeEnd::Failed(failure) => {
-                if let Some(delay) = self.repeats(lease, claimed, &graph, &failure) {
-                    attempt.ends(&self.runner.announcer, None, None).await;
-                    self.retry(lease, claimed, failure, delay).await?;
-                    self.places.keep(claimed.thread_key, place);
-                    return Ok(());
+        let end = self.runner.run(lease, claimed, &graph, &place, &mut attempt).await?;
+        let work = Work { lease, claimed, graph: Some(&graph), place, attempt, marked };
+        match end {
+            NodeEnd::Advanced(advance) => self.commit(work, *advance).await,
+            NodeEnd::Failed(failure) => match self.repeats(lease, claimed, &graph, &failure) {
+                Some(delay) => self.retry(work, failure, delay).await,
+                None => {
+                    let advance = failed(claimed, &graph, &work.place, failure);
+                    self.commit(work, advance).await
                 }
-                fail(claimed, &graph, &place, failure)
-            }
-        };
-        self.commit(lease, claimed, Some(&graph), place, advance, attempt, marked).await
+            },
+        }
     }
 
     /// The step's graph; a broken one fails the run.
@@ -167,7 +158,7 @@ impl Executor {
         Ok(Place::from_full(manifest, self.load(lease, claimed, None).await?))
     }
 
-    async fn load(&self, lease: &Lease, claimed: &Claimed, since: Option<i64>) -> Result<Loaded, Left> {
+    pub(crate) async fn load(&self, lease: &Lease, claimed: &Claimed, since: Option<i64>) -> Result<Loaded, Left> {
         let wanted = LoadRequest { run_id: claimed.step.run_id, thread_key: claimed.thread_key, since };
         let mut tries = 0;
         loop {
@@ -210,13 +201,14 @@ impl Executor {
         (may && attempt < policy.attempts).then(|| policy.delay(attempt, rand::random()))
     }
 
-    /// Ends the attempt and leaves the step for a later one.
-    async fn retry(&self, lease: &Lease, claimed: &Claimed, failure: Failure, delay: Duration) -> Result<(), Left> {
+    /// Ends the attempt and leaves the step for a later one, or to the stop that was asked for.
+    async fn retry(&self, work: Work<'_>, failure: Failure, delay: Duration) -> Result<(), Left> {
+        let Work { lease, claimed, place, attempt, .. } = work;
         self.confirm(lease).await?;
         info!(
             attempt = claimed.attempt,
             delay_ms = delay.as_millis(),
-            "Node '{}' failed and is repeated: {}",
+            "Node '{}' failed and is repeated, unless its run is stopped: {}",
             claimed.node,
             failure.message
         );
@@ -227,7 +219,18 @@ impl Executor {
             node: Some(claimed.node.clone()),
             transient: failure.retryable,
         };
-        self.end_attempt(lease, &AttemptEnd { end: failure.end.to_owned(), error: Some(error) }, delay).await
+        self.end_attempt(lease, &AttemptEnd { end: failure.end.to_owned(), error: Some(error) }, delay).await?;
+        let stopped = lease.is_stopping().then(|| {
+            let meta = place.state.execution_meta.clone();
+            let step = meta.step;
+            let meta = Box::new(engine::stopped(meta, &claimed.node, step));
+            EventBody::RunEnded { status: RunStatus::Stopped, meta, error: None }
+        });
+        if stopped.is_none() {
+            self.places.keep(claimed.thread_key, place);
+        }
+        attempt.ends(&self.runner.announcer, None, stopped).await;
+        Ok(())
     }
 
     async fn end_attempt(&self, lease: &Lease, end: &AttemptEnd, delay: Duration) -> Result<(), Left> {
@@ -244,173 +247,8 @@ impl Executor {
         }
     }
 
-    /// Commits the step and says so: the events first, then the next step or the free place.
-    #[expect(clippy::too_many_arguments, reason = "all that is known of the step ends here")]
-    async fn commit(
-        &self,
-        lease: &Lease,
-        claimed: &Claimed,
-        graph: Option<&Graph>,
-        place: Place,
-        mut advance: Advance,
-        attempt: Attempt,
-        marked: Option<JoinHandle<()>>,
-    ) -> Result<(), Left> {
-        if !matches!(advance.next, Next::Node(_))
-            && let Some(marked) = marked
-        {
-            let _ = marked.await; // Otherwise a run could end before its start is stored.
-        }
-        let (outcome, committed) = match self.commit_once(lease, claimed, graph, &place, &advance).await? {
-            Ok(outcome) => (outcome, advance),
-            Err(reason) => {
-                advance = unstorable(claimed, &place, &reason);
-                let again = self.commit_once(lease, claimed, graph, &place, &advance).await?;
-                (again.map_err(Left::Unusable)?, advance)
-            }
-        };
-        self.announce(claimed, graph, place, committed, outcome, attempt).await;
-        Ok(())
-    }
-
-    /// Commits until there is an answer; the inner error is the store's refusal of this content.
-    async fn commit_once(
-        &self,
-        lease: &Lease,
-        claimed: &Claimed,
-        graph: Option<&Graph>,
-        place: &Place,
-        advance: &Advance,
-    ) -> Result<Result<CommitOutcome, String>, Left> {
-        let removed = self.removed(lease, claimed, place, advance).await?;
-        self.confirm(lease).await?;
-        lease.settle();
-        let mut tries = 0;
-        loop {
-            let commit = step_commit(lease, graph, place, advance, removed.clone());
-            match self.calls.commit(KeyedCommit { thread: claimed.thread_key.0, commit }).await {
-                Asked::Answer(CommitOutcome::LeaseLost) => return Err(lost()),
-                Asked::Answer(CommitOutcome::Conflict) => {
-                    error!("Step {} conflicts with its thread's version {}", claimed.step, place.version);
-                    return Err(Left::Unusable("its thread changed under the lease".to_owned()));
-                }
-                Asked::Answer(outcome) => return Ok(Ok(outcome)),
-                Asked::Never(reason) => return Ok(Err(reason)),
-                Asked::Again => self.wait_evicted(&mut tries).await?,
-            }
-        }
-    }
-
-    /// Where the removed messages are stored.
-    async fn removed(
-        &self,
-        lease: &Lease,
-        claimed: &Claimed,
-        place: &Place,
-        advance: &Advance,
-    ) -> Result<Vec<i64>, Left> {
-        if advance.removed.is_empty() {
-            return Ok(Vec::new());
-        }
-        match place.positions_of(&advance.removed) {
-            Some(positions) => Ok(positions),
-            None => Ok(positions_in(&self.load(lease, claimed, None).await?.added, &advance.removed)),
-        }
-    }
-
-    /// Says what was committed.
-    async fn announce(
-        &self,
-        claimed: &Claimed,
-        graph: Option<&Graph>,
-        place: Place,
-        mut advance: Advance,
-        outcome: CommitOutcome,
-        attempt: Attempt,
-    ) {
-        let (version, is_stopped) = match outcome {
-            CommitOutcome::Stopped { version } => (version, true),
-            CommitOutcome::Committed { version } => (version, false),
-            CommitOutcome::LeaseLost | CommitOutcome::Conflict => return,
-        };
-        if is_stopped {
-            advance.meta = advance.stopped_meta.clone();
-        }
-        let ended = ended(&advance, is_stopped);
-        let next = match (&advance.next, graph) {
-            (Next::Node(node), Some(graph)) if ended.is_none() => Some(self.next_job(claimed, graph, &place, node)),
-            _ => None,
-        };
-        if let Some((status, error)) = &ended {
-            log_end(claimed, *status, error.as_ref());
-        }
-        let last =
-            ended.map(|(status, error)| EventBody::RunEnded { status, meta: Box::new(advance.meta.clone()), error });
-        let finished = has_output(&advance).then(|| EventBody::NodeFinished {
-            node: claimed.node.clone(),
-            version,
-            messages: advance.messages.clone(),
-            removed: advance.removed.clone(),
-            fields: advance.fields.clone(),
-            meta: Box::new(advance.meta.clone()),
-        });
-        let (class, pool) = (place.run.class, graph.map(|graph| graph.manifest.policy(&claimed.node).pool));
-        if let Some(job) = &next
-            && self.pools.contains(&job.lane.pool)
-        {
-            self.places.keep(claimed.thread_key, place.committed(&advance, version));
-        }
-        attempt.ends(&self.runner.announcer, finished, last).await;
-        match (next, pool) {
-            (Some(job), _) => self.send(job).await,
-            (None, Some(pool)) if self.queue.is_healthy() => self.dispatcher.nudge(&pool, class),
-            (None, _) => {}
-        }
-    }
-
-    fn next_job(&self, claimed: &Claimed, graph: &Graph, place: &Place, node: &str) -> Job {
-        let mut step = claimed.step;
-        step.seq += 1;
-        let lane = Lane {
-            pool: graph.manifest.policy(node).pool,
-            class: place.run.class,
-            graph: graph.version.is_code().then(|| graph.version.clone()),
-        };
-        Job { step, lane, attempt: 0, trace: place.run.trace.clone() }
-    }
-
-    /// Sends the next step to the queue; while that is away, this worker takes it itself if it can.
-    async fn send(&self, job: Job) {
-        let is_ours = self.pools.contains(&job.lane.pool);
-        if self.queue.is_healthy() || !is_ours {
-            self.dispatcher.send(std::slice::from_ref(&job)).await;
-        }
-        if is_ours && !self.queue.is_healthy() {
-            let _ = self.beside_queue.send(job); // Nobody listens when the worker ends; a sweep finds it.
-        }
-    }
-
-    /// Returns when the lease is certainly ours (R9).
-    async fn confirm(&self, lease: &Lease) -> Result<(), Left> {
-        let mut tries = 0;
-        while lease.is_doubtful() {
-            if lease.lost.is_cancelled() || !self.runner.leases.are_renewed() {
-                lease.lose();
-                return Err(Left::Lost);
-            }
-            let held = self.runner.leases.snapshot();
-            let this: Vec<_> = held.into_iter().filter(|held| held.token == lease.token).collect();
-            let ttl = self.runner.leases.ttl();
-            heartbeat::renew(&*self.store, &self.runner.leases, &this, ttl).await;
-            if lease.is_doubtful() {
-                self.wait(lease, &mut tries).await?;
-            }
-        }
-        if lease.lost.is_cancelled() { Err(Left::Lost) } else { Ok(()) }
-    }
-
     /// Waits before a question is asked again, unless the work has become pointless.
-    async fn wait(&self, lease: &Lease, tries: &mut u32) -> Result<(), Left> {
+    pub(crate) async fn wait(&self, lease: &Lease, tries: &mut u32) -> Result<(), Left> {
         *tries += 1;
         tokio::select! {
             () = tokio::time::sleep(backoff(*tries)) => Ok(()),
@@ -420,7 +258,7 @@ impl Executor {
     }
 
     /// The same for a last write, whose own answer alone says whether the lease is lost.
-    async fn wait_evicted(&self, tries: &mut u32) -> Result<(), Left> {
+    pub(crate) async fn wait_evicted(&self, tries: &mut u32) -> Result<(), Left> {
         *tries += 1;
         tokio::select! {
             () = tokio::time::sleep(backoff(*tries)) => Ok(()),
@@ -455,87 +293,24 @@ impl Executor {
     }
 }
 
-fn step_commit(
-    lease: &Lease,
-    graph: Option<&Graph>,
-    place: &Place,
-    advance: &Advance,
-    removed: Vec<i64>,
-) -> StepCommit {
-    let then = match (&advance.next, graph) {
-        (Next::Node(node), Some(graph)) => Then::Next { node: node.clone(), at: FirstStep::of(&graph.manifest, node) },
-        (next, _) => {
-            let (status, error) = end_of(next);
-            Then::End { status, error }
-        }
-    };
-    StepCommit {
-        step: lease.step,
-        token: lease.token,
-        base_version: place.version,
-        meta: advance.meta.clone(),
-        stopped_meta: advance.stopped_meta.clone(),
-        messages: advance.messages.clone(),
-        removed,
-        fields: advance.fields.clone(),
-        then,
-    }
+/// What a step commits whose graph cannot be built.
+fn cannot_run(claimed: &Claimed, place: &Place, broken: GraphError) -> Advance {
+    let node = Some(claimed.node.clone());
+    let error = RunError { code: broken.code.to_owned(), message: broken.message, node, transient: false };
+    engine::failed(&place.state, &claimed.node, error)
 }
 
-/// How a run ends by `next`.
-fn end_of(next: &Next) -> (RunStatus, Option<RunError>) {
-    match next {
-        Next::Node(_) | Next::Completed => (RunStatus::Completed, None),
-        Next::Interrupted(_) => (RunStatus::Interrupted, None),
-        Next::Failed(error) => (RunStatus::Failed, Some(error.clone())),
-    }
-}
-
-/// How the run ended, if it did.
-fn ended(advance: &Advance, is_stopped: bool) -> Option<(RunStatus, Option<RunError>)> {
-    match &advance.next {
-        _ if is_stopped => Some((RunStatus::Stopped, None)),
-        Next::Node(_) => None,
-        next => Some(end_of(next)),
-    }
-}
-
-/// Whether the node itself came to its end: it did not fail and asks nobody.
-fn has_output(advance: &Advance) -> bool {
-    match &advance.next {
-        Next::Node(_) | Next::Completed | Next::Interrupted(None) => true,
-        Next::Interrupted(Some(_)) => false,
-        Next::Failed(error) => error.code == "RECURSION_001",
-    }
-}
-
-fn fail(claimed: &Claimed, graph: &Graph, place: &Place, failure: Failure) -> Advance {
+/// What a step commits whose node failed for good.
+fn failed(claimed: &Claimed, graph: &Graph, place: &Place, failure: Failure) -> Advance {
     let here = engine::Place { node: &claimed.node, seq: claimed.step.seq, step_limit: place.run.step_limit };
     let error = NodeError::Failed { code: failure.code, message: failure.message, retryable: failure.retryable };
     engine::advance(graph, here, &place.state, Err(error))
 }
 
-fn unstorable(claimed: &Claimed, place: &Place, reason: &str) -> Advance {
-    let error = RunError {
-        code: "STORAGE_001".to_owned(),
-        message: format!("the output of node '{}' could not be stored: {reason}", claimed.node),
-        node: Some(claimed.node.clone()),
-        transient: false,
-    };
-    engine::failed(&place.state, &claimed.node, error)
-}
-
-fn lost() -> Left {
+/// Counts a lease that turned out to be somebody else's.
+pub(crate) fn lost() -> Left {
     metrics::counter!(telemetry::LEASE_LOSSES).increment(1);
     Left::Lost
-}
-
-fn log_end(claimed: &Claimed, status: RunStatus, failure: Option<&RunError>) {
-    let run = claimed.step.run_id;
-    match failure {
-        Some(failure) => warn!("Run {run} {}: [{}] {}", status.as_str(), failure.code, failure.message),
-        None => info!("Run {run} {} after step {}", status.as_str(), claimed.step.seq),
-    }
 }
 
 fn backoff(attempt: u32) -> Duration {

@@ -91,6 +91,7 @@ async fn a_node_that_fails_because_of_a_stop_stops_its_run() {
 
     assert_eq!(stack.ends(run).await, RunStatus::Stopped);
     assert_eq!(stack.state("t").await.meta.interrupted_node.as_deref(), Some("only"));
+    assert_eq!(stack.told_events(run).await, ["only starts (1)", "run stopped"]);
 }
 
 /// A run whose last node has just ended completes, stop or not.
