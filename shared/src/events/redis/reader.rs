@@ -31,6 +31,9 @@ const COUNT: usize = CHANNEL / 2;
 /// The longest pause between two tries to connect; each failed one is a gap to the followers.
 const RECONNECT_MAX: Duration = Duration::from_secs(2);
 
+/// Streams as keys with their entries; nothing after a wait in vain.
+type Streams = Option<Vec<(String, Vec<Entry>)>>;
+
 /// The runs that somebody in this process follows.
 #[derive(Default)]
 pub(super) struct Topics {
@@ -171,7 +174,7 @@ async fn turn(
     });
     let read = timeout(BLOCK + ANSWER_TIMEOUT, command.query_async(redis));
     tokio::pin!(read);
-    let answer: RedisResult<Option<Vec<(String, Vec<Entry>)>>> = loop {
+    let answer: RedisResult<Streams> = loop {
         tokio::select! {
             answer = &mut read => break answer.unwrap_or_else(|_| Err((ErrorKind::Io, "Redis did not answer in time").into())),
             () = log.topics.must_ring.notified() => ring(log).await,

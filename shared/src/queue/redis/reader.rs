@@ -31,7 +31,14 @@ const RECONNECT_MAX: Duration = Duration::from_secs(1);
 /// Entries kept of what nobody could work on.
 const DEAD_MAX: usize = 1_000;
 
+/// Names and values in turn.
 type Fields = Vec<Vec<u8>>;
+/// Ids with what they hold.
+type Entries = Vec<(String, Fields)>;
+/// Lanes as keys with their entries; nothing after a wait in vain.
+type Streams = Option<Vec<(String, Entries)>>;
+/// Ids with what they hold and how often they were delivered.
+type Reclaimed = Vec<(String, Fields, u64)>;
 type Found = Vec<(Job, Arc<Entry>)>;
 
 /// The reader of one worker.
@@ -149,7 +156,7 @@ impl RedisReader {
         plan.iter().for_each(|(_, limit)| {
             script.arg(*limit);
         });
-        let answer: Vec<(usize, Vec<(String, Fields)>)> = run(connection, &script).await?;
+        let answer: Vec<(usize, Entries)> = run(connection, &script).await?;
         let entries = answer.into_iter().flat_map(|(place, entries)| {
             let lane = plan[place - 1].0;
             entries.into_iter().map(move |(id, fields)| (lane, id, fields))
@@ -175,7 +182,7 @@ impl RedisReader {
         let (id, mut waiting) = (connection.id, connection.redis.clone());
         let read = within(wait + ANSWER_TIMEOUT, command.query_async(&mut waiting));
         tokio::pin!(read);
-        let answer: RedisResult<Option<Vec<(String, Vec<(String, Fields)>)>>> = tokio::select! {
+        let answer: RedisResult<Streams> = tokio::select! {
             biased;
             answer = &mut read => answer,
             () = shutdown.cancelled() => {
@@ -198,11 +205,7 @@ impl RedisReader {
         }
     }
 
-    async fn accept_streams(
-        &mut self,
-        streams: Vec<(String, Vec<(String, Fields)>)>,
-        max: usize,
-    ) -> RedisResult<Found> {
+    async fn accept_streams(&mut self, streams: Vec<(String, Entries)>, max: usize) -> RedisResult<Found> {
         self.is_drained = false;
         let place = |key: &str| self.held.lanes.iter().position(|lane| lane == key);
         let entries: Vec<_> = streams
@@ -235,7 +238,7 @@ impl RedisReader {
             .arg(&self.held.consumer)
             .arg(max)
             .arg(millis(self.settings.silence_max));
-        let (writes, lanes): (bool, Vec<(usize, Vec<(String, Fields, u64)>)>) = run(connection, &script).await?;
+        let (writes, lanes): (bool, Vec<(usize, Reclaimed)>) = run(connection, &script).await?;
         self.shared.writing(writes);
         let mut entries = Vec::new();
         for (lane, rows) in lanes {
