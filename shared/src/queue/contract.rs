@@ -23,6 +23,7 @@ macro_rules! queue_contract {
     ($fresh:path) => {
         $crate::queue_contract! { $fresh;
             jobs_reach_a_handler_whole
+            one_at_a_time_may_fill_a_pool
             a_job_that_waits_is_not_added_again
             a_job_in_a_handlers_hands_may_be_sent_again
             a_job_that_was_handled_may_come_again
@@ -168,6 +169,36 @@ pub async fn jobs_reach_a_handler_whole(queue: Arc<dyn JobQueue>) {
 
     working.ended().await;
     until_unread(&queue, &[lane(0), versioned], &[0, 0]).await;
+}
+
+/// Whoever fills lanes sees all of them, also those he has never heard of.
+pub async fn one_at_a_time_may_fill_a_pool(queue: Arc<dyn JobQueue>) {
+    let (pool, base) = (PoolName::default_pool(), lane(0));
+    let version = |name: &str| Lane { graph: Some(GraphVersion::from(name)), ..lane(0) };
+    queue.push(&jobs(&base, 3)).await.expect("pushed");
+    queue.push(&jobs(&version("c-1"), 2)).await.expect("pushed");
+    queue.push(&jobs(&version("c-2"), 1)).await.expect("pushed");
+    queue.push(&jobs(&lane(1), 7)).await.expect("pushed");
+    let begin = async |class: i16| {
+        let base = Lane { class, ..lane(0) };
+        let found = queue.begin_filling(&pool, class, &[base]).await.expect("asked");
+        found.map(std::collections::BTreeMap::from_iter)
+    };
+
+    let all = Some([(base.clone(), 3), (version("c-1"), 2), (version("c-2"), 1)].into());
+    assert_eq!(begin(0).await, all);
+
+    assert_eq!(begin(0).await, None);
+    assert_eq!(begin(1).await, Some([(lane(1), 7)].into()));
+    queue.end_filling(&pool, 0).await;
+    assert_eq!(begin(0).await, all);
+    // A holder that dies is not waited for.
+    let freed = async {
+        while begin(1).await.is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, freed).await.expect("the right ends by itself");
 }
 
 pub async fn a_job_that_waits_is_not_added_again(queue: Arc<dyn JobQueue>) {

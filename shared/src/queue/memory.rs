@@ -1,20 +1,25 @@
 //! The queue inside one process, for the embedded default and the simulation. It forgets everything
 //! when the process ends: the scheduler sends again what the store still has.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::runtime::{self, Reader};
 use super::turns::Turns;
 use super::{Job, JobHandler, JobQueue, Lane, QueueError};
-use crate::domain::StepId;
+use crate::domain::{PoolName, StepId};
 
 /// Jobs a queue holds at most; the store has the rest.
 const CAPACITY: usize = 10_000;
+
+/// How long a dispatcher may fill lanes before others do not wait for it any more.
+const FILLING_TTL: Duration = Duration::from_secs(1);
 
 /// Lanes of jobs in memory.
 pub struct MemoryQueue {
@@ -64,7 +69,29 @@ impl JobQueue for MemoryQueue {
 
     async fn unread(&self, lanes: &[Lane]) -> Result<Vec<usize>, QueueError> {
         let held = self.shared.lanes();
-        Ok(lanes.iter().map(|lane| held.unread.get(lane).map_or(0, VecDeque::len)).collect())
+        Ok(lanes.iter().map(|lane| held.count(lane)).collect())
+    }
+
+    async fn begin_filling(
+        &self,
+        pool: &PoolName,
+        class: i16,
+        lanes: &[Lane],
+    ) -> Result<Option<Vec<(Lane, usize)>>, QueueError> {
+        let now = Instant::now();
+        let mut held = self.shared.lanes();
+        let right = held.filling.entry((pool.clone(), class)).or_insert(now);
+        if *right > now {
+            return Ok(None);
+        }
+        *right = now + FILLING_TTL;
+        let others = held.unread.keys().filter(|lane| lane.pool == *pool && lane.class == class);
+        let lanes: BTreeSet<Lane> = lanes.iter().chain(others).cloned().collect();
+        Ok(Some(lanes.into_iter().map(|lane| (lane.clone(), held.count(&lane))).collect()))
+    }
+
+    async fn end_filling(&self, pool: &PoolName, class: i16) {
+        self.shared.lanes().filling.remove(&(pool.clone(), class));
     }
 
     async fn work(
@@ -99,6 +126,14 @@ struct Lanes {
     unread: HashMap<Lane, VecDeque<Job>>,
     /// Those of `unread`.
     present: HashSet<(StepId, i16)>,
+    /// Until when somebody has the right to fill the lanes of a pool and class.
+    filling: HashMap<(PoolName, i16), Instant>,
+}
+
+impl Lanes {
+    fn count(&self, lane: &Lane) -> usize {
+        self.unread.get(lane).map_or(0, VecDeque::len)
+    }
 }
 
 impl Shared {
@@ -122,6 +157,9 @@ impl MemoryReader {
             let Some(unread) = held.unread.get_mut(&self.lanes[index]) else { continue };
             let count = limit.min(max - taken.len()).min(unread.len());
             let jobs: Vec<Job> = unread.drain(..count).collect();
+            if unread.is_empty() {
+                held.unread.remove(&self.lanes[index]);
+            }
             jobs.iter().for_each(|job| {
                 held.present.remove(&(job.step, job.attempt));
             });

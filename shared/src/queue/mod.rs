@@ -71,6 +71,22 @@ pub trait JobQueue: Send + Sync + 'static {
     /// How many unread jobs each lane of `lanes` holds.
     async fn unread(&self, lanes: &[Lane]) -> Result<Vec<usize>, QueueError>;
 
+    /// The unread jobs of `lanes` and of any other lane of the pool and class that has some, with the
+    /// right to add to them; `None` while somebody else has it. It ends by itself after a second,
+    /// should its holder die.
+    async fn begin_filling(
+        &self,
+        _pool: &PoolName,
+        _class: i16,
+        lanes: &[Lane],
+    ) -> Result<Option<Vec<(Lane, usize)>>, QueueError> {
+        let unread = self.unread(lanes).await?;
+        Ok(Some(lanes.iter().cloned().zip(unread).collect()))
+    }
+
+    /// Gives that right back.
+    async fn end_filling(&self, _pool: &PoolName, _class: i16) {}
+
     /// Reads jobs from `lanes`, the first before the others (with a share for the last), and hands
     /// them to `handler`, at most `slots` at once, each on a task of its own; holds no more jobs than
     /// it has free slots. Returns when `shutdown` is cancelled and the last handler has returned.

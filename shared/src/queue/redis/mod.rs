@@ -18,9 +18,10 @@ use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use self::held::{Entry, Held};
-use self::names::{GROUP, Names, encode};
+use self::names::{BEFORE_VERSION, GROUP, Names, encode};
 use self::reader::RedisReader;
 use super::{Job, JobHandler, JobQueue, Lane, QueueError, runtime};
+use crate::domain::{GraphVersion, PoolName};
 use crate::link::{Ask, Link, millis};
 
 /// Jobs in one call of the push script at most.
@@ -28,6 +29,9 @@ const PUSH_BATCH: usize = 100;
 
 /// How long a job is noted at most; only jobs that nobody reads for so long may come twice.
 const NOTE_TTL_S: u64 = 60 * 60;
+
+/// How long a dispatcher may fill lanes before others do not wait for it any more.
+const FILLING_TTL: Duration = Duration::from_secs(1);
 
 /// How a queue treats workers that fall silent.
 #[derive(Debug, Clone, Copy)]
@@ -70,8 +74,13 @@ impl RedisQueue {
     /// If the URL is none.
     pub fn with_settings(url: &str, prefix: &str, settings: Settings) -> Result<Self, QueueError> {
         let link = Link::open(url).map_err(failed("open the queue"))?;
-        let shared =
-            Shared { link, names: Names::new(prefix), reads: AtomicBool::new(true), writes: AtomicBool::new(true) };
+        let shared = Shared {
+            link,
+            names: Names::new(prefix),
+            name: Uuid::new_v4().simple().to_string(),
+            reads: AtomicBool::new(true),
+            writes: AtomicBool::new(true),
+        };
         Ok(Self { shared: Arc::new(shared), settings })
     }
 }
@@ -83,7 +92,10 @@ impl JobQueue for RedisQueue {
             let mut script = scripts::PUSH.arg(GROUP);
             script.arg(NOTE_TTL_S);
             for job in batch {
-                script.key(self.shared.names.lane(&job.lane)).key(self.shared.names.job(job)).arg(encode(job));
+                let Lane { pool, class, graph } = &job.lane;
+                let names = &self.shared.names;
+                script.key(names.lane(&job.lane)).key(names.job(job)).key(names.versions(pool, *class));
+                script.arg(encode(job)).arg(graph.as_ref().map_or("", GraphVersion::as_str));
             }
             let added: u64 = self.shared.write(&script).await.map_err(failed("add jobs to the queue"))?;
             metrics::counter!("threadgate_queue_pushed_total").increment(added);
@@ -99,6 +111,30 @@ impl JobQueue for RedisQueue {
         let mut script = scripts::UNREAD.key(keys);
         script.arg(GROUP);
         self.shared.link.ask(Ask::Script(&script)).await.map_err(failed("count the queue's jobs"))
+    }
+
+    async fn begin_filling(
+        &self,
+        pool: &PoolName,
+        class: i16,
+        _lanes: &[Lane],
+    ) -> Result<Option<Vec<(Lane, usize)>>, QueueError> {
+        let lane = |graph| Lane { pool: pool.clone(), class, graph };
+        let names = &self.shared.names;
+        let mut script = scripts::BEGIN_FILLING.key(names.filling(pool, class));
+        script.key(names.versions(pool, class)).key(names.lane(&lane(None)));
+        script.arg(GROUP).arg(&self.shared.name).arg(millis(FILLING_TTL)).arg(BEFORE_VERSION);
+        let found: Option<Vec<(String, usize)>> =
+            self.shared.write(&script).await.map_err(failed("count the queue's jobs"))?;
+        let version = |version: String| (!version.is_empty()).then(|| GraphVersion(version));
+        Ok(found.map(|found| found.into_iter().map(|(name, count)| (lane(version(name)), count)).collect()))
+    }
+
+    async fn end_filling(&self, pool: &PoolName, class: i16) {
+        let mut script = scripts::END_FILLING.key(self.shared.names.filling(pool, class));
+        script.arg(&self.shared.name);
+        // If this fails, the right ends by itself.
+        let _ = self.shared.link.ask::<i64>(Ask::Script(&script)).await;
     }
 
     async fn work(
@@ -150,6 +186,8 @@ impl RedisQueue {
 struct Shared {
     link: Link,
     names: Names,
+    /// Tells this queue's right to fill lanes from another one's.
+    name: String,
     reads: AtomicBool,
     /// False while Redis answers but refuses to write, because its memory is full for one.
     writes: AtomicBool,

@@ -3,13 +3,16 @@
 use uuid::Uuid;
 
 use super::super::{Job, Lane};
-use crate::domain::{RunId, StepId};
+use crate::domain::{PoolName, RunId, StepId};
 
 /// The consumer group of every lane.
 pub(super) const GROUP: &str = "workers";
 
 /// The field that holds a job.
 pub(super) const FIELD: &str = "job";
+
+/// What stands in a lane's name before a code version.
+pub(super) const BEFORE_VERSION: &str = ":";
 
 /// Key names of one installation. They share one hash tag, so that one command reads many lanes
 /// also where keys are spread over several servers.
@@ -27,14 +30,24 @@ impl Names {
     pub(super) fn lane(&self, lane: &Lane) -> String {
         let Lane { pool, class, graph } = lane;
         match graph {
-            Some(version) => format!("{}:queue:{pool}:{class}:{version}", self.tag),
+            Some(version) => format!("{}:queue:{pool}:{class}{BEFORE_VERSION}{version}", self.tag),
             None => format!("{}:queue:{pool}:{class}", self.tag),
         }
+    }
+
+    /// The set of code versions that have lanes in a pool and class.
+    pub(super) fn versions(&self, pool: &PoolName, class: i16) -> String {
+        format!("{}:versions:{pool}:{class}", self.tag)
     }
 
     /// Where a job that is in a lane is noted.
     pub(super) fn job(&self, job: &Job) -> String {
         format!("{}:job:{}:{}", self.tag, job.step, job.attempt)
+    }
+
+    /// Whoever has this key fills the lanes of a pool and class.
+    pub(super) fn filling(&self, pool: &PoolName, class: i16) -> String {
+        format!("{}:filling:{pool}:{class}", self.tag)
     }
 
     /// The stream of what nobody could work on.
@@ -69,7 +82,7 @@ pub(super) fn decode(lane: &Lane, fields: &[Vec<u8>]) -> Option<Job> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{GraphVersion, PoolName};
+    use crate::domain::GraphVersion;
 
     fn lane() -> Lane {
         Lane { pool: PoolName::from("gpu"), class: 1, graph: Some(GraphVersion::from("c-12")) }
@@ -108,7 +121,8 @@ mod tests {
         let job = Job { step: StepId { run_id: RunId::new(), seq: 1 }, lane: lane(), attempt: 0, trace: None };
 
         assert_eq!(names.lane(&lane()), "{threadgate}:queue:gpu:1:c-12");
-        for name in [names.lane(&lane()), names.job(&job), names.dead(), names.probe()] {
+        let (filling, versions) = (names.filling(&lane().pool, 0), names.versions(&lane().pool, 0));
+        for name in [names.lane(&lane()), names.job(&job), names.dead(), names.probe(), filling, versions] {
             assert!(name.starts_with("{threadgate}:"), "{name}");
         }
     }

@@ -6,8 +6,8 @@ use redis::Script;
 
 /// Adds jobs that do not wait in their lane yet.
 ///
-/// KEYS: per job its lane and its note. ARGV: group, the note's time to live in seconds, then per
-/// job its text. A note names the entry, so it blocks nothing for longer than the entry is there
+/// KEYS: per job its lane, its note and the list of the lanes of its pool and class. ARGV: group, the
+/// note's time to live in seconds, then per job its text and its code version or nothing. A note names the entry, so it blocks nothing for longer than the entry is there
 /// (R19); nor while a worker has the job, for that worker may just be giving it back.
 pub(super) static PUSH: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
@@ -17,10 +17,11 @@ pub(super) static PUSH: LazyLock<Script> = LazyLock::new(|| {
            local pending = redis.pcall('XPENDING', lane, ARGV[1], entry, entry, 1)
            return pending.err or #pending == 0
          end
-         for i = 3, #ARGV do
-           local lane, note = KEYS[2 * i - 5], KEYS[2 * i - 4]
+         for i = 1, #KEYS / 3 do
+           local lane, note, text, version = KEYS[3 * i - 2], KEYS[3 * i - 1], ARGV[2 * i + 1], ARGV[2 * i + 2]
            if not waits(lane, redis.call('GET', note)) then
-             redis.call('SET', note, redis.call('XADD', lane, '*', 'job', ARGV[i]), 'EX', ARGV[2])
+             redis.call('SET', note, redis.call('XADD', lane, '*', 'job', text), 'EX', ARGV[2])
+             if version ~= '' then redis.call('SADD', KEYS[3 * i], version) end
              added = added + 1
            end
          end
@@ -113,23 +114,62 @@ pub(super) static UNREAD: LazyLock<Script> = LazyLock::new(|| {
     )
 });
 
-/// Forgets consumers that have nothing pending: the one named, or all that have been silent.
+/// [`UNREAD`] of all lanes of a pool and class, with the right to fill them; nothing while somebody
+/// else has it. Forgets versions whose lanes are empty.
+///
+/// KEYS: the right's key, the list of code versions, the lane of declarative graphs. ARGV: group, who
+/// asks, milliseconds the right lasts at most, what stands between that lane's key and a version.
+/// Answers pairs of a version, or nothing, and a count.
+pub(super) static BEGIN_FILLING: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "if not redis.call('SET', KEYS[1], ARGV[2], 'NX', 'PX', ARGV[3]) then return false end
+         local function unread(lane)
+           local pending = redis.pcall('XPENDING', lane, ARGV[1])
+           return math.max(redis.call('XLEN', lane) - (pending.err and 0 or pending[1]), 0)
+         end
+         local found = {{'', unread(KEYS[3])}}
+         for _, version in ipairs(redis.call('SMEMBERS', KEYS[2])) do
+           local count = unread(KEYS[3] .. ARGV[4] .. version)
+           if count > 0 then
+             found[#found + 1] = {version, count}
+           else
+             redis.call('SREM', KEYS[2], version)
+           end
+         end
+         return found",
+    )
+});
+
+/// Gives the right back, if it is still the asker's.
+///
+/// KEYS: the right's key. ARGV: who had it.
+pub(super) static END_FILLING: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+         return 0",
+    )
+});
+
+/// Forgets consumers that have nothing pending: the one named, or all that have been silent; then
+/// lanes without jobs and consumers, which a worker that still waits makes anew.
 ///
 /// KEYS: lanes. ARGV: group, consumer or empty, silence in milliseconds.
 pub(super) static FORGET: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local gone = 0
          for _, lane in ipairs(KEYS) do
-           local consumers = redis.pcall('XINFO', 'CONSUMERS', lane, ARGV[1])
+           local left, consumers = 0, redis.pcall('XINFO', 'CONSUMERS', lane, ARGV[1])
            for _, row in ipairs(consumers.err and {} or consumers) do
              local consumer = {}
              for i = 1, #row, 2 do consumer[row[i]] = row[i + 1] end
+             left = left + 1
              local leaves = consumer.name == ARGV[2] or (ARGV[2] == '' and consumer.idle > tonumber(ARGV[3]))
              if leaves and consumer.pending == 0 then
                redis.call('XGROUP', 'DELCONSUMER', lane, ARGV[1], consumer.name)
-               gone = gone + 1
+               gone, left = gone + 1, left - 1
              end
            end
+           if left == 0 and redis.call('XLEN', lane) == 0 then redis.call('UNLINK', lane) end
          end
          return gone",
     )

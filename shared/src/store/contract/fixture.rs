@@ -28,7 +28,7 @@ const LOOKS_MAX: usize = 10_000;
 
 /// A store with the graph `first` → `second` → `third`, and a worker that runs it.
 #[derive(Clone)]
-pub(super) struct World {
+pub(crate) struct World {
     pub store: Arc<dyn Store>,
     pub graph: Graph,
     pub caller: Caller,
@@ -36,19 +36,19 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) async fn new(store: Arc<dyn Store>) -> Self {
+    pub(crate) async fn new(store: Arc<dyn Store>) -> Self {
         Self::with(store, manifest()).await
     }
 
     /// The same with another graph.
-    pub(super) async fn with(store: Arc<dyn Store>, manifest: Manifest) -> Self {
+    pub(crate) async fn with(store: Arc<dyn Store>, manifest: Manifest) -> Self {
         let graph = graph(manifest);
         store.register_graphs(&[record(&graph)]).await.unwrap();
         Self { store, graph, caller: Caller::anonymous(), worker: WorkerId::new() }
     }
 
     /// The same store as seen by another caller.
-    pub(super) fn as_caller(&self, tenant: &str, user: &str) -> Self {
+    pub(crate) fn as_caller(&self, tenant: &str, user: &str) -> Self {
         let caller = Caller { tenant: Tenant::from(tenant), user: UserId::from(user), verified: true };
         Self { caller, ..self.clone() }
     }
@@ -62,7 +62,7 @@ impl World {
     }
 
     /// A run with one message.
-    pub(super) fn new_run(&self, thread: &str) -> NewRun {
+    pub(crate) fn new_run(&self, thread: &str) -> NewRun {
         NewRun {
             id: RunId::new(),
             client_run_id: None,
@@ -84,11 +84,11 @@ impl World {
         }
     }
 
-    pub(super) async fn create(&self, thread: &str) -> NewlyCreated {
+    pub(crate) async fn create(&self, thread: &str) -> NewlyCreated {
         self.try_create(self.new_run(thread), hello()).await.expect("the thread takes a run")
     }
 
-    pub(super) async fn try_create(&self, new: NewRun, input: RunInput) -> Result<NewlyCreated, StoreError> {
+    pub(crate) async fn try_create(&self, new: NewRun, input: RunInput) -> Result<NewlyCreated, StoreError> {
         match self.submit(new, input).await? {
             Created::New(created) => Ok(*created),
             Created::Replayed(run) => panic!("run {} was replayed without a key", run.id),
@@ -209,7 +209,7 @@ impl World {
 }
 
 /// The input of most runs.
-pub(super) fn hello() -> RunInput {
+pub(crate) fn hello() -> RunInput {
     RunInput { messages: vec![user("hello")], ..RunInput::default() }
 }
 
@@ -232,7 +232,7 @@ pub(super) fn writes<const N: usize>(fields: [(&str, Json); N]) -> Patch {
 }
 
 /// `first` → `second` → `third`, with the fields `topic` and `count`.
-pub(super) fn manifest() -> Manifest {
+pub(crate) fn manifest() -> Manifest {
     let node = |name: &str| NodeSpec {
         name: name.to_owned(),
         kind: "code".to_owned(),

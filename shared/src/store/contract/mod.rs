@@ -5,7 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a story fails by panicking, like every test")]
 
-mod fixture;
+pub(crate) mod fixture;
 
 pub mod admitting;
 pub mod bytes;
