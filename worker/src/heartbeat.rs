@@ -76,13 +76,11 @@ pub(crate) async fn renew(store: &dyn Store, leases: &Leases, held: &[Arc<Lease>
         }
     };
     for (lease, state) in held.iter().zip(states) {
-        if !state.held && lease.is_settling() {
-            continue;
-        }
         if !state.held {
-            warn!(run.id = %lease.step.run_id, step.seq = lease.step.seq, "Lost the lease on step {}; dropping its work", lease.step);
-            metrics::counter!(telemetry::LEASE_LOSSES).increment(1);
-            lease.lose();
+            if !lease.is_settling() && lease.lose() {
+                warn!(run.id = %lease.step.run_id, step.seq = lease.step.seq, "Lost the lease on step {}; dropping its work", lease.step);
+                metrics::counter!(telemetry::LEASE_LOSSES).increment(1);
+            }
             continue;
         }
         lease.renewed(sent, leases.ttl());

@@ -25,6 +25,7 @@ pub(crate) struct Lease {
     stop_requested: AtomicBool,
     /// Its last write is under way, whose answer alone says how it ended.
     settling: AtomicBool,
+    is_lost: AtomicBool,
     /// By this worker's monotonic clock, from before the statement that took or renewed it was sent (R9).
     held_until: Mutex<Instant>,
 }
@@ -38,6 +39,7 @@ impl Lease {
             lost: CancellationToken::new(),
             stop_requested: AtomicBool::new(false),
             settling: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
             held_until: Mutex::new(held_until),
         }
     }
@@ -58,10 +60,12 @@ impl Lease {
         *until = (*until).max(sent + ttl);
     }
 
-    /// It is somebody else's: node and work end.
-    pub(crate) fn lose(&self) {
+    /// It is somebody else's: node and work end. Whether that is news.
+    pub(crate) fn lose(&self) -> bool {
+        let is_news = !self.is_lost.swap(true, Ordering::Relaxed);
         self.node.cancel();
         self.lost.cancel();
+        is_news
     }
 
     /// Its last write goes out now: from here a heartbeat that finds the step done proves no loss.

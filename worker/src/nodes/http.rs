@@ -1,7 +1,21 @@
 //! Nodes in any language: the state goes out as JSON over POST, and a patch, a jump, a question or
 //! an error comes back.
 //!
-//! Lone surrogates in a reply are kept by the escape of [`super::surrogates`]; NUL is kept as it is.
+//! The request's body is `{"thread_id", "run_id", "step", "node", "attempt", "state", "config",
+//! "answers", "caller": {"tenant", "user"}}`, where `answers` are those given so far to this step's
+//! questions. Its headers:
+//!
+//! | header | value |
+//! |---|---|
+//! | `Idempotency-Key` | the same for every attempt at this step: a receiver may refuse a repetition |
+//! | `X-Threadgate-Deadline-Ms` | how long the service has; then the connection is closed |
+//! | `X-Threadgate-Signature` | `t=<UNIX seconds>,v1=<hex HMAC-SHA256 of "<t>.<body>">`, if there is a secret |
+//! | `traceparent` | the run's W3C trace context, if it has one |
+//!
+//! The reply is what [`threadgate_shared::graph::reply`] says; an empty one follows the edges. Any
+//! status but 2xx is a failure: 408, 425, 429 and 5xx may be repeated as the node's policy says, all
+//! others not, redirects included. Lone surrogates in a reply are kept by the escape of
+//! [`super::surrogates`]; NUL is kept as it is.
 
 mod reply;
 mod request;
