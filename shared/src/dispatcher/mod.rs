@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use self::window::{Picked, Share, Window};
-use crate::domain::{GraphVersion, PoolName, Tenant};
+use crate::domain::{GraphVersion, PoolName, StepId, Tenant};
 use crate::queue::{Job, JobQueue, Lane, QueueError};
 use crate::store::{Store, StoreError};
 
@@ -82,7 +82,8 @@ impl Dispatcher {
         Arc::new(Self { store, queue, backlogs: Mutex::default(), slots: tokio::sync::Mutex::default() })
     }
 
-    /// Sends jobs whose steps are marked as being sent; best effort, the scheduler finds a miss.
+    /// Sends jobs whose steps are marked as being sent; those of a queue that cannot be reached go
+    /// back into the backlog, where workers find them. Best effort: the scheduler finds a miss.
     pub async fn send(&self, jobs: &[Job]) {
         if jobs.is_empty() {
             return;
@@ -92,9 +93,13 @@ impl Dispatcher {
         let outcome = if sent.is_ok() { "sent" } else { "lost" };
         metrics::counter!("threadgate_jobs_total", "outcome" => outcome).increment(jobs.len() as u64);
         match sent {
-            Ok(()) => {}
-            Err(error) if was_healthy => warn!("Left {} jobs to the scheduler: {error}", jobs.len()),
-            Err(error) => debug!("Left {} jobs to the scheduler: {error}", jobs.len()),
+            Ok(()) => return,
+            Err(error) if was_healthy => warn!("Left {} jobs in the backlog: {error}", jobs.len()),
+            Err(error) => debug!("Left {} jobs in the backlog: {error}", jobs.len()),
+        }
+        let steps: Vec<StepId> = jobs.iter().map(|job| job.step).collect();
+        if let Err(error) = self.store.unsend(&steps).await {
+            debug!("Left {} jobs to the scheduler: {error}", jobs.len());
         }
     }
 

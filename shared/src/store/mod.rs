@@ -283,6 +283,10 @@ pub trait Upkeep: Send + Sync + 'static {
         except: &[GraphVersion],
     ) -> Result<Vec<(Job, Tenant)>, StoreError>;
 
+    /// Puts steps that could not be sent back into the backlog, so that whoever takes work from the
+    /// store finds them at once; steps that are not ready any more are left alone.
+    async fn unsend(&self, steps: &[StepId]) -> Result<(), StoreError>;
+
     /// Pools and classes that have backlog steps.
     async fn backlog_lanes(&self) -> Result<Vec<(PoolName, i16)>, StoreError>;
 

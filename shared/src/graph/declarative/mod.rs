@@ -156,4 +156,6 @@ fn condition(edge: &EdgeSpec, text: &str) -> Result<Condition, GraphError> {
 }
 
 #[cfg(test)]
+mod running_tests;
+#[cfg(test)]
 mod tests;

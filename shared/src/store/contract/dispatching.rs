@@ -121,3 +121,17 @@ async fn dispatch(world: &World, after: &str, tenants: u32, each: u32) -> Vec<(S
     let picked = world.store.dispatch(&pool, 0, &Tenant::from(after), tenants, each, &[]).await.unwrap();
     picked.into_iter().map(|(job, tenant)| (tenant.0, job.step)).collect()
 }
+
+/// C23: what could not be sent is backlog again, unless somebody took it meanwhile.
+pub async fn an_unsent_step_is_backlog_again(store: Arc<dyn Store>) {
+    let world = World::new(store).await;
+    let waits = step_of(world.create("t").await.run.id, 1);
+    let taken = step_of(world.create("u").await.run.id, 1);
+    world.store.dispatch(&PoolName::default_pool(), 0, &"".into(), 1, 2, &[]).await.unwrap();
+    world.claim(taken).await;
+
+    world.store.unsend(&[waits, taken]).await.unwrap();
+
+    let picked = world.store.dispatch(&PoolName::default_pool(), 0, &"".into(), 1, 2, &[]).await.unwrap();
+    assert_eq!(picked.into_iter().map(|(job, _)| job.step).collect::<Vec<_>>(), [waits]);
+}

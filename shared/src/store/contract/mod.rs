@@ -66,6 +66,7 @@ macro_rules! store_contract {
                 each_pool_and_class_has_its_own_backlog
                 a_full_version_does_not_take_the_places_of_others
                 dispatchers_at_once_pick_a_step_once
+                an_unsent_step_is_backlog_again
             }
             graphs {
                 the_schema_may_be_migrated_again

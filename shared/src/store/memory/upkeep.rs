@@ -79,6 +79,18 @@ impl Upkeep for MemoryStore {
         .await
     }
 
+    async fn unsend(&self, steps: &[StepId]) -> Result<(), StoreError> {
+        self.transact(Operation::Sweep, |tables, _| {
+            for id in steps {
+                if let Some(step) = tables.steps.get_mut(id).filter(|step| step.record.status == StepStatus::Ready) {
+                    step.due_at = None;
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
     async fn worker_gone(&self, worker: WorkerId) -> Result<(), StoreError> {
         self.transact(Operation::Other, |tables, _| {
             tables.workers.remove(&worker);

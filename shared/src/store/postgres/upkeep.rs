@@ -6,7 +6,7 @@ use sqlx::FromRow;
 use super::PgStore;
 use super::error::{Doing, repeated};
 use super::rows::{JobRow, parsed, run_status};
-use crate::domain::{GraphVersion, PoolName, RunStatus, Scope, Tenant, ThreadId, WorkerId};
+use crate::domain::{GraphVersion, PoolName, RunStatus, Scope, StepId, Tenant, ThreadId, WorkerId};
 use crate::queue::Job;
 use crate::store::{AuditRecord, PoolRecord, StoreClock, StoreError, Swept, Time, Upkeep, WorkerRecord};
 
@@ -79,6 +79,19 @@ impl Upkeep for PgStore {
             .execute(&self.pool)
             .await
             .doing("say that a worker lives")
+        })?;
+        Ok(())
+    }
+
+    async fn unsend(&self, steps: &[StepId]) -> Result<(), StoreError> {
+        let (runs, seqs): (Vec<uuid::Uuid>, Vec<i32>) = steps.iter().map(|step| (step.run_id.0, step.seq)).unzip();
+        repeated!(async {
+            sqlx::query(UNSEND)
+                .bind(&runs)
+                .bind(&seqs)
+                .execute(&self.pool)
+                .await
+                .doing("put steps back into the backlog")
         })?;
         Ok(())
     }
@@ -233,3 +246,11 @@ impl PoolRow {
         }
     }
 }
+
+const UNSEND: &str = "
+with sent as (
+  select s.run_id, s.seq from unnest($1::uuid[], $2::int[]) as j (run_id, seq)
+    join step s on s.run_id = j.run_id and s.seq = j.seq
+   where s.status = 'ready' and s.due_at is not null order by s.run_id, s.seq for no key update of s skip locked
+)
+update step s set due_at = null from sent where s.run_id = sent.run_id and s.seq = sent.seq";

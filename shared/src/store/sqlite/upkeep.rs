@@ -8,7 +8,7 @@ use super::row::{Answer, Columns, Doing, json_text, micros, now};
 use super::run::{self, Step};
 use super::thread::Thread;
 use super::{Promise, SqliteStore, close, pools, repair};
-use crate::domain::{GraphVersion, PoolName, RunStatus, Scope, Tenant, ThreadId, WorkerId};
+use crate::domain::{GraphVersion, PoolName, RunStatus, Scope, StepId, Tenant, ThreadId, WorkerId};
 use crate::graph::engine::RunError;
 use crate::queue::Job;
 use crate::store::{
@@ -84,6 +84,20 @@ impl Upkeep for SqliteStore {
 
     async fn worker_seen(&self, worker: &WorkerRecord) -> Result<(), StoreError> {
         pools::worker_seen(self, worker).await.doing("note that a worker lives")
+    }
+
+    async fn unsend(&self, steps: &[StepId]) -> Result<(), StoreError> {
+        const DOING: &str = "put steps back into the backlog";
+        let mut tx = self.begin(Promise::Soft, DOING).await?;
+        for step in steps {
+            sqlx::query("update step set due_at = null where run_id = ?1 and seq = ?2 and status = 'ready'")
+                .bind(step.run_id.to_string())
+                .bind(step.seq)
+                .execute(&mut *tx)
+                .await
+                .doing(DOING)?;
+        }
+        tx.commit().await.doing(DOING)
     }
 
     async fn worker_gone(&self, worker: WorkerId) -> Result<(), StoreError> {
