@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 const CASES: [(u32, u32); 2] = [(1, 29), (83, 90)];
 
 /// Cases that need what a later release brings, and what that is.
-const LATER: [(u32, &str); 1] = [(25, "a transaction pooler between the program and Postgres: with the support for Kubernetes")];
+const LATER: [(u32, &str); 1] =
+    [(25, "a transaction pooler between the program and Postgres: with the support for Kubernetes")];
 
 #[test]
 fn every_failure_case_has_a_test_that_carries_its_id() {
@@ -58,7 +59,8 @@ fn ids_in(text: &str) -> BTreeSet<u32> {
     let bytes = text.as_bytes();
     for (at, _) in text.match_indices(['C', 'c']) {
         let word_before = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
-        let Some(digits) = text.get(at + 1..at + 3).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit())) else {
+        let Some(digits) = text.get(at + 1..at + 3).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
+        else {
             continue;
         };
         let word_after = bytes.get(at + 3).is_some_and(u8::is_ascii_alphanumeric);

@@ -37,7 +37,12 @@ async fn a_worker_killed_inside_a_node_is_replaced_without_anybody_asking() {
     );
     let seconds: f64 = cluster.text(&stood_still).await.parse().expect("seconds");
     assert!(seconds < 30.0, "the run stood still for {seconds} s");
-    assert_eq!(cluster.number(&format!("select count(*) from step_attempt where run_id = '{run}' and \"end\" = 'crash'")).await, 1);
+    assert_eq!(
+        cluster
+            .number(&format!("select count(*) from step_attempt where run_id = '{run}' and \"end\" = 'crash'"))
+            .await,
+        1
+    );
     cluster.assert_invariants().await;
 }
 
@@ -52,7 +57,11 @@ async fn workers_killed_at_any_moment_lose_and_repeat_nothing() {
         let before = cluster.number("select count(*) from checkpoint").await;
         eventually("more commits", async || {
             let now = cluster.number("select count(*) from checkpoint").await;
-            if now > before + 40 || cluster.number("select count(*) from run where status <> 'completed'").await == 0 { Ok(()) } else { Err(now) }
+            if now > before + 40 || cluster.number("select count(*) from run where status <> 'completed'").await == 0 {
+                Ok(())
+            } else {
+                Err(now)
+            }
         })
         .await;
         cluster.workers[round % 2].kill_9();
@@ -83,7 +92,9 @@ async fn a_frozen_worker_that_wakes_up_late_changes_nothing() {
     let next = cluster.create_run("line3", "go", json!({})).await;
 
     cluster.wait_for_all(&[next.clone()], "completed").await;
-    let sql = format!("select string_agg(t::text, '|' order by version) from checkpoint t where run_id = '{run}' or run_id is null");
+    let sql = format!(
+        "select string_agg(t::text, '|' order by version) from checkpoint t where run_id = '{run}' or run_id is null"
+    );
     assert_eq!(cluster.text(&sql).await, before, "the late commit wrote something");
     cluster.assert_invariants().await;
 }
@@ -118,7 +129,8 @@ async fn with_redis_gone_runs_complete_and_stops_work() {
     cluster.wait_for_all(&[run.clone()], "completed").await;
     let long = cluster.create_run("line20", "go", json!({"sleep_ms": 300})).await;
     cluster.wait_for_lease(&long, 2).await;
-    let answer = cluster.http.post(format!("{}/v1/runs/{long}/stop", cluster.base)).send().await.expect("the api answers");
+    let answer =
+        cluster.http.post(format!("{}/v1/runs/{long}/stop", cluster.base)).send().await.expect("the api answers");
     assert!(answer.status().is_success(), "{}", answer.status());
     cluster.wait_for_all(&[long.clone()], "stopped").await;
 
@@ -171,6 +183,7 @@ async fn a_node_longer_than_the_grace_is_given_back_uncharged() {
     let (postgres, redis) = (Postgres::shared().await, Redis::shared().await);
     let mut cluster = Cluster::start(&postgres, &redis, &Shape { workers: 0, schedulers: 1, ..Shape::default() }).await;
     cluster.add_worker(&["--shutdown-grace", "200ms"]);
+    cluster.wait_for_workers(1).await;
     let run = cluster.create_run("line3", "go", json!({"sleep_ms": 3000})).await;
     cluster.wait_for_lease(&run, 1).await;
 
@@ -207,7 +220,15 @@ async fn a_node_that_kills_its_process_is_quarantined() {
     assert!(error.contains("worker_crash"), "{error}");
     let bystander = cluster.create_run("line3", "go", json!({})).await;
     cluster.wait_for_all(&[bystander], "completed").await;
-    let why = cluster.http.get(format!("{}/v1/runs/{poison}/why", cluster.base)).send().await.expect("an answer").text().await.expect("text");
+    let why = cluster
+        .http
+        .get(format!("{}/v1/runs/{poison}/why", cluster.base))
+        .send()
+        .await
+        .expect("an answer")
+        .text()
+        .await
+        .expect("text");
     assert!(why.contains("worker"), "{why}");
     cluster.assert_invariants().await;
 }
@@ -226,7 +247,8 @@ async fn of_many_creates_on_one_thread_one_wins() {
     let creates = (0..20).map(|_| cluster.http.post(format!("{}/v1/runs", cluster.base)).json(&body).send());
     let answers = futures::future::join_all(creates).await;
 
-    let mut statuses: Vec<u16> = answers.into_iter().map(|answer| answer.expect("an answer").status().as_u16()).collect();
+    let mut statuses: Vec<u16> =
+        answers.into_iter().map(|answer| answer.expect("an answer").status().as_u16()).collect();
     statuses.sort_unstable();
     assert_eq!(statuses[0], 202);
     assert!(statuses[1..].iter().all(|status| *status == 409), "{statuses:?}");

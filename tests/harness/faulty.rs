@@ -132,6 +132,7 @@ hand_on!(Threads {
 
 hand_on!(Upkeep {
     dispatch(pool: &PoolName, class: i16, after: &Tenant, tenants: u32, each: u32, without: &[GraphVersion]) -> Answer<Vec<(Job, Tenant)>>;
+    unsend(steps: &[StepId]) -> Answer<()>;
     backlog_lanes() -> Answer<Vec<(PoolName, i16)>>;
     sweep(limit: u32, expire: bool) -> Answer<Swept>;
     clock() -> Answer<StoreClock>;

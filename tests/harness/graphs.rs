@@ -203,8 +203,10 @@ fn record_start(ctx: &NodeContext) {
     // A file that several processes append to, where a story watches real processes.
     if let Some(path) = std::env::var_os("THREADGATE_FIXTURE_STARTS") {
         use std::io::Write;
+        // One write per line: several processes append, and pieces of lines must not mix.
+        let line = format!("{} {} {} {}\n", ctx.step.run_id, ctx.node, ctx.attempt, std::process::id());
         if let Ok(mut file) = std::fs::File::options().create(true).append(true).open(path) {
-            let _ = writeln!(file, "{} {} {} {}", ctx.step.run_id, ctx.node, ctx.attempt, std::process::id());
+            let _ = file.write_all(line.as_bytes());
         }
     }
 }

@@ -6,20 +6,20 @@ use clap::Parser;
 use threadgate_api::ApiConfig;
 use threadgate_scheduler::{SchedulerConfig, SchedulerHealth};
 use threadgate_shared::dispatcher::Dispatcher;
-use threadgate_shared::events::EventLog;
-use threadgate_shared::events::MemoryEvents;
+use threadgate_shared::events::{EventLog, MemoryEvents, RedisEvents};
 use threadgate_shared::graph::Graph;
 use threadgate_shared::graph::registry::Registry;
 use threadgate_shared::parts::Parts;
-use threadgate_shared::queue::JobQueue;
-use threadgate_shared::queue::MemoryQueue;
+use threadgate_shared::queue::{JobQueue, MemoryQueue, RedisQueue};
 use threadgate_shared::store::Store;
+use threadgate_shared::store::postgres::{PgOptions, PgStore};
 use threadgate_shared::store::sqlite::SqliteStore;
 use threadgate_worker::config::WorkerConfig;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::faulty::{FaultyEvents, FaultyStore};
+use crate::{Database, Redis};
 
 /// Running roles; dropping it ends them.
 pub struct Stack {
@@ -68,13 +68,12 @@ impl Stack {
         Self::start(embedded_parts().await, graphs, settings).await
     }
 
-    /// The same, whose last write of a run fails where its text asks for it.
+    /// On Postgres and Redis.
     ///
     /// # Panics
     /// If something does not start.
-    pub async fn embedded_with_faults(graphs: Vec<Graph>, settings: Settings<'_>) -> Self {
-        let parts = with_faults(embedded_parts().await);
-        Self::start(parts, graphs, settings).await
+    pub async fn services(database: &Database, redis: &Redis, graphs: Vec<Graph>, settings: Settings<'_>) -> Self {
+        Self::start(service_parts(&database.url, &redis.url, &redis.prefix).await, graphs, settings).await
     }
 
     /// On these parts, whose schema is current.
@@ -116,8 +115,22 @@ impl Drop for Stack {
     }
 }
 
+/// Postgres with the current schema, and Redis, which need not be there.
+///
+/// # Panics
+/// If Postgres does not answer.
+pub async fn service_parts(database_url: &str, redis_url: &str, prefix: &str) -> Parts {
+    let store = PgStore::connect(database_url, &PgOptions::default()).await.expect("Postgres answers");
+    let queue = RedisQueue::open(redis_url, prefix).expect("an address of Redis");
+    let events = RedisEvents::open(redis_url, prefix).expect("an address of Redis");
+    parts(Arc::new(store), Arc::new(queue), Arc::new(events))
+}
+
 /// SQLite with the current schema, and a queue and a log in process.
-async fn embedded_parts() -> Parts {
+///
+/// # Panics
+/// If the database cannot be made.
+pub async fn embedded_parts() -> Parts {
     let store = SqliteStore::open_temporary().await.expect("a temporary database");
     let parts = parts(Arc::new(store), Arc::new(MemoryQueue::new()), Arc::new(MemoryEvents::new()));
     parts.store.migrate().await.expect("the schema");
