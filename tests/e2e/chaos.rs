@@ -27,7 +27,7 @@ async fn a_worker_killed_inside_a_node_is_replaced_without_anybody_asking() {
     let holder = cluster.wait_for_lease(&run, 4).await;
     cluster.workers[holder].kill_9();
 
-    cluster.wait_for_all(&[run.clone()], "completed").await;
+    cluster.wait_for_all(std::slice::from_ref(&run), "completed").await;
     let starts = cluster.starts(&run);
     let repeated: Vec<_> = starts.iter().filter(|(_, attempt)| *attempt > 1).collect();
     assert_eq!(repeated.len(), 1, "only the interrupted node starts again: {starts:?}");
@@ -84,14 +84,14 @@ async fn a_frozen_worker_that_wakes_up_late_changes_nothing() {
     let holder = cluster.wait_for_lease(&run, 2).await;
 
     cluster.workers[holder].freeze();
-    cluster.wait_for_all(&[run.clone()], "completed").await;
+    cluster.wait_for_all(std::slice::from_ref(&run), "completed").await;
     let before = cluster.text("select string_agg(t::text, '|' order by version) from checkpoint t").await;
     cluster.workers[holder].thaw();
     let other = 1 - holder;
     cluster.workers[other].kill_9();
     let next = cluster.create_run("line3", "go", json!({})).await;
 
-    cluster.wait_for_all(&[next.clone()], "completed").await;
+    cluster.wait_for_all(std::slice::from_ref(&next), "completed").await;
     let sql = format!(
         "select string_agg(t::text, '|' order by version) from checkpoint t where run_id = '{run}' or run_id is null"
     );
@@ -126,13 +126,13 @@ async fn with_redis_gone_runs_complete_and_stops_work() {
 
     redis.kill();
     let run = cluster.create_run("line3", "go", json!({})).await;
-    cluster.wait_for_all(&[run.clone()], "completed").await;
+    cluster.wait_for_all(std::slice::from_ref(&run), "completed").await;
     let long = cluster.create_run("line20", "go", json!({"sleep_ms": 300})).await;
     cluster.wait_for_lease(&long, 2).await;
     let answer =
         cluster.http.post(format!("{}/v1/runs/{long}/stop", cluster.base)).send().await.expect("the api answers");
     assert!(answer.status().is_success(), "{}", answer.status());
-    cluster.wait_for_all(&[long.clone()], "stopped").await;
+    cluster.wait_for_all(std::slice::from_ref(&long), "stopped").await;
 
     redis.start_again().await;
     let after = cluster.create_run("line3", "go", json!({})).await;
@@ -195,7 +195,7 @@ async fn a_node_longer_than_the_grace_is_given_back_uncharged() {
     assert_eq!(cluster.status(&run).await, "queued");
 
     cluster.add_worker(&[]);
-    cluster.wait_for_all(&[run.clone()], "completed").await;
+    cluster.wait_for_all(std::slice::from_ref(&run), "completed").await;
     assert_eq!(cluster.number(&format!("select count(*) from step_attempt where run_id = '{run}'")).await, 0);
     cluster.assert_invariants().await;
 }
@@ -213,7 +213,7 @@ async fn a_node_that_kills_its_process_is_quarantined() {
         cluster.workers.clear();
         cluster.add_worker(&[]);
     }
-    cluster.wait_for_all(&[poison.clone()], "failed").await;
+    cluster.wait_for_all(std::slice::from_ref(&poison), "failed").await;
 
     assert_eq!(cluster.starts(&poison).len(), 3);
     let error = cluster.text(&format!("select error::text from run where id = '{poison}'")).await;

@@ -1,5 +1,7 @@
 //! End-to-end tests: one binary, a module per story.
 
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
 mod cases;
 mod chaos;
 mod contract;

@@ -1,5 +1,7 @@
 //! The dispatcher between a store and a queue, both in memory.
 
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 

@@ -126,7 +126,7 @@ impl JobQueue for RedisQueue {
         script.arg(GROUP).arg(&self.shared.name).arg(millis(FILLING_TTL)).arg(BEFORE_VERSION);
         let found: Option<Vec<(String, usize)>> =
             self.shared.write(&script).await.map_err(failed("count the queue's jobs"))?;
-        let version = |version: String| (!version.is_empty()).then(|| GraphVersion(version));
+        let version = |version: String| (!version.is_empty()).then_some(GraphVersion(version));
         Ok(found.map(|found| found.into_iter().map(|(name, count)| (lane(version(name)), count)).collect()))
     }
 
