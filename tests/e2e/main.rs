@@ -11,4 +11,5 @@ mod growth;
 mod harness;
 mod program;
 mod queue;
+mod simulation;
 mod tidy;

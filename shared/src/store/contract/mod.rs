@@ -88,6 +88,7 @@ macro_rules! store_contract {
             resuming {
                 a_question_pauses_the_run
                 an_answer_makes_a_run_that_resumes_the_paused_one
+                a_chain_follows_its_links_and_not_its_ids
                 a_run_that_starts_anew_resumes_nobody
                 a_paused_run_is_resumed_once
             }

@@ -51,6 +51,22 @@ pub async fn an_answer_makes_a_run_that_resumes_the_paused_one(store: Arc<dyn St
     assert_eq!(world.run(second).await.status, RunStatus::Interrupted);
 }
 
+/// A create that was repeated may bring an id that is older than the paused run's.
+pub async fn a_chain_follows_its_links_and_not_its_ids(store: Arc<dyn Store>) {
+    let world = World::new(store).await;
+    let early = world.new_run("t");
+    let root = world.create("t").await.run.id;
+    ask(&world, root, 1).await;
+    let input = RunInput { resume: Some(json!("yes")), ..RunInput::default() };
+
+    let last = world.try_create(early, input).await.unwrap().run;
+
+    assert!(last.id < root);
+    assert_eq!((last.root, world.store.last_of_chain(root).await.unwrap().unwrap().id), (root, last.id));
+    let stopped = world.store.stop_run(&world.scope(), root).await.unwrap().unwrap();
+    assert_eq!((stopped.id, stopped.status), (last.id, RunStatus::Stopped));
+}
+
 /// A run after a finished one is a root of its own, and so is one that starts elsewhere.
 pub async fn a_run_that_starts_anew_resumes_nobody(store: Arc<dyn Store>) {
     let world = World::new(store).await;

@@ -99,6 +99,10 @@ impl Faults {
         self.asked.entry(operation).or_default().push_back(failure);
     }
 
+    pub(super) fn forget(&mut self) {
+        self.asked.clear();
+    }
+
     pub(super) fn set_down(&mut self, down: bool) {
         self.down = down;
     }

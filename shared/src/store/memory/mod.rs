@@ -23,7 +23,7 @@ pub use tables::Checkpoint;
 use super::{GraphRecord, Graphs, Schema, StoreError, Time};
 use crate::domain::{GraphVersion, Tenant, ThreadId};
 use clock::Clock;
-use fault::Faults;
+use fault::{Fate, Faults};
 use tables::Tables;
 
 /// How long a step that was sent counts as being sent; then it is sent again.
@@ -34,6 +34,10 @@ pub struct MemoryStore {
     database: Arc<Database>,
     /// Cancelled when the process at this end is gone.
     cut: CancellationToken,
+    /// Where the process at this end is going to die.
+    cut_at: Mutex<Option<(Operation, Failure)>>,
+    /// Whether no fault concerns it.
+    is_calm: bool,
 }
 
 #[derive(Default)]
@@ -45,7 +49,7 @@ struct Database {
 
 impl Default for MemoryStore {
     fn default() -> Self {
-        Self { database: Arc::default(), cut: CancellationToken::new() }
+        Self::over(Arc::default(), false)
     }
 }
 
@@ -59,7 +63,18 @@ impl MemoryStore {
     /// Another connection to the same database.
     #[must_use]
     pub fn connect(&self) -> Self {
-        Self { database: Arc::clone(&self.database), cut: CancellationToken::new() }
+        Self::over(Arc::clone(&self.database), false)
+    }
+
+    /// A connection that no fault concerns and whose calls let nobody else run: calls that follow
+    /// each other see one moment.
+    #[must_use]
+    pub fn observer(&self) -> Self {
+        Self::over(Arc::clone(&self.database), true)
+    }
+
+    fn over(database: Arc<Database>, is_calm: bool) -> Self {
+        Self { database, cut: CancellationToken::new(), cut_at: Mutex::default(), is_calm }
     }
 
     /// Ends this connection as kill -9 of its process does: what was asked and not yet done is not
@@ -68,9 +83,24 @@ impl MemoryStore {
         self.cut.cancel();
     }
 
+    /// Cuts it at its next call of `operation`, before or after that is done.
+    pub fn cut_at(&self, operation: Operation, moment: Failure) {
+        *self.cut_at.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, moment));
+    }
+
+    /// Returns when it is cut.
+    pub async fn is_gone(&self) {
+        self.cut.cancelled().await;
+    }
+
     /// Makes the next call of `operation` fail in the given way; calls queue up.
     pub fn fail_next(&self, operation: Operation, failure: Failure) {
         self.faults().ask(operation, failure);
+    }
+
+    /// Forgets the failures that were asked for and did not happen yet.
+    pub fn forget_faults(&self) {
+        self.faults().forget();
     }
 
     /// Makes every call fail without effect until it is switched off again.
@@ -101,12 +131,14 @@ impl MemoryStore {
         operation: Operation,
         body: impl FnOnce(&mut Tables, Time) -> Result<T, StoreError> + Send,
     ) -> Result<T, StoreError> {
-        let fate = self.faults().next(operation);
+        let fate = if self.is_calm { Fate::default() } else { self.faults().next(operation) };
+        self.dies_at(operation, Failure::Before);
         self.travel(fate.there).await;
         if fate.failure == Some(Failure::Before) {
             return Err(operation.unavailable());
         }
         let answer = body(&mut self.tables(), self.database.clock.now());
+        self.dies_at(operation, Failure::After);
         self.travel(fate.back).await;
         if fate.failure == Some(Failure::After) {
             return Err(operation.unavailable());
@@ -114,12 +146,19 @@ impl MemoryStore {
         answer
     }
 
+    fn dies_at(&self, operation: Operation, moment: Failure) {
+        let mut cut_at = self.cut_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if cut_at.take_if(|cut_at| *cut_at == (operation, moment)).is_some() {
+            self.cut();
+        }
+    }
+
     /// One way of a round trip: lets everybody else run; a cut connection has no end.
     async fn travel(&self, time: Duration) {
-        if time.is_zero() {
-            tokio::task::yield_now().await;
-        } else {
+        if !time.is_zero() {
             tokio::time::sleep(time).await;
+        } else if !self.is_calm {
+            tokio::task::yield_now().await;
         }
         if self.cut.is_cancelled() {
             std::future::pending::<()>().await;

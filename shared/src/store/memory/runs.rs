@@ -131,8 +131,11 @@ impl Tables {
     }
 
     fn last_of_chain(&self, root: RunId) -> Option<RunRecord> {
-        let last = self.runs.values().rev().find(|run| run.root == root)?;
-        self.run_view(last.id)
+        let mut last = root;
+        while let Some(next) = self.runs.values().find(|run| run.resumes == Some(last)) {
+            last = next.id;
+        }
+        self.run_view(last)
     }
 
     /// Stops a run; whether it waited in the queue or was held.
