@@ -62,6 +62,7 @@ impl Scene {
     async fn take(&self, count: usize) -> Vec<Job> {
         let mut working = Working::on(&self.queue, &[self.lane()], count);
         let jobs = working.started_many(count).await;
+        working.shut_down(); // First, or a freed slot takes one more that nobody lets go.
         working.let_go(count);
         working.ended().await;
         jobs
