@@ -51,7 +51,7 @@ impl Limit {
         let threads = if clients == "1" { "1" } else { "2" };
         let mut child = Command::new("pgbench")
             .args(["-n", "-M", "prepared", "-c", &clients, "-j", threads, "-T", &seconds.to_string(), "-D"])
-            .arg(format!("state='{}'", state()))
+            .arg(format!("state={}", state()))
             .args(["-f", "/dev/stdin", &self.url])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
