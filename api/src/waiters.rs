@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use threadgate_shared::domain::{RunId, RunStatus};
-use threadgate_shared::events::EventLog;
+use threadgate_shared::events::{End, EventLog};
 use threadgate_shared::store::Store;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -67,7 +69,9 @@ impl Waiters {
         let is_asking = std::mem::replace(&mut state.asking, true);
         drop(state);
         if !is_asking {
-            tokio::spawn(Arc::clone(self).ask_while_waited_for());
+            // From here on no end is missed.
+            let ends = self.events.ends();
+            tokio::spawn(Arc::clone(self).ask_while_waited_for(ends));
         }
         Ticket { waiters: Arc::clone(self), run, ended }
     }
@@ -77,13 +81,28 @@ impl Waiters {
         self.now.notify_one();
     }
 
-    async fn ask_while_waited_for(self: Arc<Self>) {
+    async fn ask_while_waited_for(self: Arc<Self>, mut ends: Receiver<End>) {
+        let mut asked = Instant::now();
         loop {
             let pause = if self.events.is_healthy() { ASK_AFTER_SILENCE } else { ASK_EVERY_UNHEALTHY };
             let at_once = tokio::select! {
-                () = tokio::time::sleep(pause) => false,
+                biased;
+                end = ends.recv() => match end {
+                    Ok(end) => {
+                        self.tell(&[end]);
+                        continue;
+                    }
+                    Err(RecvError::Lagged(_)) => true,
+                    // A log that ends while somebody waits says nothing more.
+                    Err(RecvError::Closed) => {
+                        tokio::time::sleep(pause).await;
+                        false
+                    }
+                },
                 () = self.now.notified() => true,
+                () = tokio::time::sleep_until(asked + pause) => false,
             };
+            asked = Instant::now();
             let Some(silent) = self.silent_runs(at_once) else { return };
             if silent.is_empty() {
                 continue;
@@ -123,7 +142,13 @@ impl Waiters {
 }
 
 impl Ticket {
-    /// Returns once the store says that the run has ended.
+    /// The run.
+    #[must_use]
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// Returns once the log or the store says that the run has ended.
     pub async fn ended(&mut self) -> RunStatus {
         match self.ended.wait_for(Option::is_some).await.map(|status| *status) {
             Ok(Some(status)) => status,

@@ -9,10 +9,11 @@ use futures::stream::BoxStream;
 use threadgate_shared::domain::{
     GraphVersion, LeaseToken, Message, MessageId, PoolName, RunId, RunStatus, Scope, StepId, Tenant, ThreadId, WorkerId,
 };
-use threadgate_shared::events::{Event, EventBody, EventId, EventLog, Followed};
+use threadgate_shared::events::{End, Event, EventBody, EventId, EventLog, Followed};
 use threadgate_shared::graph::engine::{RunError, errored};
 use threadgate_shared::queue::Job;
 use threadgate_shared::store::*;
+use tokio::sync::broadcast::Receiver;
 
 use crate::graphs;
 
@@ -55,6 +56,10 @@ impl EventLog for FaultyEvents {
 
     fn follow(&self, run: RunId, after: EventId) -> BoxStream<'static, Followed> {
         self.0.follow(run, after)
+    }
+
+    fn ends(&self) -> Receiver<End> {
+        self.0.ends()
     }
 
     fn is_healthy(&self) -> bool {

@@ -21,6 +21,7 @@ use crate::error::ApiError;
 use crate::extract::{ApiJson, ApiQuery, RunPath, unknown_run};
 use crate::routing::Routes;
 use crate::start::{Begun, Start, start};
+use crate::waiters::Ticket;
 use crate::wire::envelope::{NotFound, StoreErrors, WriteErrors};
 use crate::wire::new_run::NewRunBody;
 use crate::wire::run_view::{RunSummary, RunView, location};
@@ -180,15 +181,23 @@ async fn wait(
     query: ApiQuery,
 ) -> Result<Response, ApiError> {
     let timeout = query.seconds("timeout", WAIT_S, WAIT_S)?;
+    // Whoever waits before looking misses no end.
+    let ticket = app.waiters.wait_for(id);
     let run = known_run(&app, &caller.scope(), id).await?;
-    outcome(&app, &caller.scope(), run, timeout).await
+    outcome(&app, &caller.scope(), run, ticket, timeout).await
 }
 
 /// The outcome of the run's chain, if there is one in time: 200 with it, else 202.
-async fn outcome(app: &App, scope: &Scope, run: RunRecord, timeout: Duration) -> Result<Response, ApiError> {
+async fn outcome(
+    app: &App,
+    scope: &Scope,
+    run: RunRecord,
+    ticket: Ticket,
+    timeout: Duration,
+) -> Result<Response, ApiError> {
     let root = run.root;
     let waited = tokio::select! {
-        last = last_outcome(app, root) => Some(last?),
+        last = last_outcome(app, run.clone(), ticket) => Some(last?),
         () = tokio::time::sleep(timeout) => None,
         () = app.draining.cancelled() => None,
     };
@@ -200,38 +209,25 @@ async fn outcome(app: &App, scope: &Scope, run: RunRecord, timeout: Duration) ->
     Ok((status, AxumJson(view(app, scope, last).await?)).into_response())
 }
 
-/// Waits until the chain has an outcome; a pause is none.
-async fn last_outcome(app: &App, root: RunId) -> Result<RunRecord, ApiError> {
+/// Waits until the chain of `run` has an outcome; a pause is none. `ticket` is one for `run`.
+async fn last_outcome(app: &App, run: RunRecord, mut ticket: Ticket) -> Result<RunRecord, ApiError> {
+    if is_outcome(run.status) {
+        return Ok(run);
+    }
+    if !run.status.is_final() {
+        ticket.ended().await;
+    }
     loop {
-        let last = app.parts.store.last_of_chain(root).await?.ok_or_else(unknown_run)?;
+        let last = app.parts.store.last_of_chain(run.root).await?.ok_or_else(unknown_run)?;
         if is_outcome(last.status) {
             return Ok(last);
         }
         if last.status.is_final() {
             tokio::time::sleep(LOOK_AT_CHAIN_EVERY).await;
+        } else if last.id == ticket.run() {
+            ticket.ended().await;
         } else {
-            ended(app, last.id).await;
-        }
-    }
-}
-
-/// Returns once the run has ended, by its events or by what the store says.
-async fn ended(app: &App, run: RunId) {
-    use futures::StreamExt;
-    use threadgate_shared::events::{EventId, Followed};
-
-    let mut ticket = app.waiters.wait_for(run);
-    let mut events = app.parts.events.follow(run, EventId::ZERO);
-    let mut is_live = true;
-    loop {
-        tokio::select! {
-            followed = events.next(), if is_live => match followed {
-                Some(Followed::Event(event)) if event.body.is_last() => return,
-                Some(Followed::Event(_)) => ticket.heard(),
-                Some(Followed::Gap) => app.waiters.ask_now(),
-                None => is_live = false,
-            },
-            _ = ticket.ended() => return,
+            ticket = app.waiters.wait_for(last.id); // And looks again: it may have ended meanwhile.
         }
     }
 }
@@ -258,12 +254,13 @@ async fn stop(
     let timeout = query.seconds("wait", 0.0, WAIT_S)?;
     let run = app.parts.store.stop_run(&caller.scope(), id).await?.ok_or_else(unknown_run)?;
     tracing::info!(run.id = %run.id, "Stop requested for run {}", run.id);
+    let ticket = app.waiters.wait_for(run.id);
     app.waiters.ask_now(); // A run that waited in the queue is closed already, and no event says so.
     if is_outcome(run.status) || timeout.is_zero() {
         let status = if is_outcome(run.status) { StatusCode::OK } else { StatusCode::ACCEPTED };
         return Ok((status, AxumJson(view(&app, &caller.scope(), run).await?)).into_response());
     }
-    outcome(&app, &caller.scope(), run, timeout).await
+    outcome(&app, &caller.scope(), run, ticket, timeout).await
 }
 
 /// Why a run does not move.

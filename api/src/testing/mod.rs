@@ -9,7 +9,7 @@ mod stories_runs;
 mod stories_stream;
 mod stories_threads;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -19,7 +19,7 @@ use serde_json::json;
 use threadgate_shared::dispatcher::Dispatcher;
 use threadgate_shared::domain::Json;
 use threadgate_shared::domain::RunId;
-use threadgate_shared::events::{Event, EventId, EventLog, Followed, MemoryEvents};
+use threadgate_shared::events::{End, Event, EventId, EventLog, Followed, MemoryEvents};
 use threadgate_shared::graph::Graph;
 use threadgate_shared::graph::registry::Registry;
 use threadgate_shared::parts::Parts;
@@ -28,6 +28,7 @@ use threadgate_shared::store::memory::MemoryStore;
 use threadgate_shared::store::{GraphRecord, Graphs};
 use threadgate_worker::Worker;
 use threadgate_worker::config::WorkerConfig;
+use tokio::sync::broadcast::{Receiver, Sender};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt;
 
@@ -223,6 +224,11 @@ impl EventLog for DeafEvents {
 
     fn follow(&self, _: RunId, _: EventId) -> futures::stream::BoxStream<'static, Followed> {
         Box::pin(futures::stream::pending())
+    }
+
+    fn ends(&self) -> Receiver<End> {
+        static SILENT: LazyLock<Sender<End>> = LazyLock::new(|| Sender::new(1));
+        SILENT.subscribe()
     }
 
     fn is_healthy(&self) -> bool {

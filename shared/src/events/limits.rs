@@ -20,6 +20,10 @@ pub(super) const ENDED_TTL: Duration = Duration::from_secs(30);
 /// Events a follower may be behind before it has to ask the log again.
 pub(super) const CHANNEL: usize = 64;
 
+/// Ends of runs a process may be behind before it has to ask the store; also how many are kept for
+/// a reader that was away.
+pub(super) const ENDS_MAX: usize = 1_024;
+
 /// The size of `value` as JSON, in bytes.
 pub(super) fn size(value: &impl Serialize) -> usize {
     let mut counter = Counter(0);

@@ -10,17 +10,23 @@ use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::time::Instant;
 
 use super::follow::{self, Live, Log};
-use super::limits::{BYTES_MAX, CHANNEL, ENDED_TTL, EVENTS_MAX, TTL, size};
-use super::{Event, EventId, EventLog, Followed};
+use super::limits::{BYTES_MAX, CHANNEL, ENDED_TTL, ENDS_MAX, EVENTS_MAX, TTL, size};
+use super::{End, Event, EventId, EventLog, Followed};
 use crate::domain::RunId;
 
 /// How often runs without news are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
 
 /// Events of runs in memory.
-#[derive(Default)]
 pub struct MemoryEvents {
     log: Arc<MemoryLog>,
+    ends: Sender<End>,
+}
+
+impl Default for MemoryEvents {
+    fn default() -> Self {
+        Self { log: Arc::default(), ends: Sender::new(ENDS_MAX) }
+    }
 }
 
 impl MemoryEvents {
@@ -37,13 +43,23 @@ impl EventLog for MemoryEvents {
         let mut runs = self.log.runs();
         runs.tidy(Instant::now());
         let topic = runs.topic(run);
+        let end = events.iter().find_map(|event| event.body.end());
         for event in events {
             topic.add(event);
+        }
+        drop(runs);
+        if let Some(status) = end {
+            // Fails when nobody waits.
+            let _ = self.ends.send((run, status));
         }
     }
 
     fn follow(&self, run: RunId, after: EventId) -> BoxStream<'static, Followed> {
         follow::follow(Arc::clone(&self.log), run, after)
+    }
+
+    fn ends(&self) -> Receiver<End> {
+        self.ends.subscribe()
     }
 
     fn is_healthy(&self) -> bool {

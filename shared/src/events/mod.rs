@@ -12,6 +12,7 @@ mod redis;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::Receiver;
 
 use crate::domain::{ExecutionMeta, Json, JsonMap, Message, MessageId, RunId, RunStatus};
 use crate::graph::engine::RunError;
@@ -137,7 +138,16 @@ impl EventBody {
     /// Whether nothing follows.
     #[must_use]
     pub fn is_last(&self) -> bool {
-        matches!(self, Self::RunEnded { .. })
+        self.end().is_some()
+    }
+
+    /// How the run ended, if this says so.
+    #[must_use]
+    pub fn end(&self) -> Option<RunStatus> {
+        match self {
+            Self::RunEnded { status, .. } => Some(*status),
+            _ => None,
+        }
     }
 }
 
@@ -164,6 +174,13 @@ pub trait EventLog: Send + Sync + 'static {
     /// it is dropped. One reader serves all followers of the process.
     fn follow(&self, run: RunId, after: EventId) -> BoxStream<'static, Followed>;
 
+    /// Says which runs end, and how, from now on: for whoever waits for an end alone, at a cost that
+    /// does not grow with what the runs do. Best effort, as publishing is.
+    fn ends(&self) -> Receiver<End>;
+
     /// Whether the last exchange worked.
     fn is_healthy(&self) -> bool;
 }
+
+/// A run that has ended, and how.
+pub type End = (RunId, RunStatus);

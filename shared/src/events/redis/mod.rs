@@ -19,8 +19,8 @@ use tracing::{debug, warn};
 use self::reader::Topics;
 use self::wire::{Entry, Names};
 use super::follow::{self, Live, Log};
-use super::limits::{BYTES_MAX, ENDED_TTL, EVENTS_MAX, TTL};
-use super::{Event, EventId, EventLog, Followed};
+use super::limits::{BYTES_MAX, ENDED_TTL, ENDS_MAX, EVENTS_MAX, TTL};
+use super::{End, Event, EventId, EventLog, Followed};
 use crate::domain::RunId;
 use crate::link::{Ask, Link, millis};
 
@@ -76,6 +76,10 @@ impl EventLog for RedisEvents {
 
     fn follow(&self, run: RunId, after: EventId) -> BoxStream<'static, Followed> {
         follow::follow(Arc::clone(&self.log), run, after)
+    }
+
+    fn ends(&self) -> Receiver<End> {
+        self.log.topics.ends()
     }
 
     fn is_healthy(&self) -> bool {
@@ -144,9 +148,14 @@ fn writing(log: &RedisLog, batch: &[Publication]) -> redis::Pipeline {
             pipeline.cmd("XADD").arg(&key).arg("MAXLEN").arg(keep).arg(event.id.to_string());
             pipeline.arg(wire::FIELD).arg(body);
         }
-        let has_ended = events.iter().any(|event| event.body.is_last());
-        let ttl = if has_ended { ENDED_TTL } else { TTL };
+        let end = events.iter().find_map(|event| event.body.end());
+        let ttl = if end.is_some() { ENDED_TTL } else { TTL };
         pipeline.cmd("PEXPIRE").arg(&key).arg(millis(ttl)).ignore();
+        if let Some(status) = end {
+            // Behind the run's own events: whoever follows those has heard all of them by then.
+            pipeline.cmd("XADD").arg(log.names.ends()).arg("MAXLEN").arg("~").arg(ENDS_MAX).arg("*");
+            pipeline.arg("end").arg(wire::encode_end(*run, status)).ignore();
+        }
     }
     pipeline
 }

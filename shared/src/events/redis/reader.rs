@@ -14,9 +14,9 @@ use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::super::EventId;
 use super::super::follow::Live;
-use super::super::limits::CHANNEL;
+use super::super::limits::{CHANNEL, ENDS_MAX};
+use super::super::{End, EventId};
 use super::RedisLog;
 use super::wire::{self, Entry};
 use crate::domain::RunId;
@@ -35,9 +35,9 @@ const RECONNECT_MAX: Duration = Duration::from_secs(2);
 type Streams = Option<Vec<(String, Vec<Entry>)>>;
 
 /// The runs that somebody in this process follows.
-#[derive(Default)]
 pub(super) struct Topics {
     topics: Mutex<HashMap<RunId, Topic>>,
+    ends: Sender<End>,
     opened: Notify,
     /// Whether the reader may be waiting for Redis with an older list of runs.
     is_waiting: AtomicBool,
@@ -52,7 +52,26 @@ struct Topic {
     is_lost: bool,
 }
 
+impl Default for Topics {
+    fn default() -> Self {
+        Self {
+            topics: Mutex::default(),
+            ends: Sender::new(ENDS_MAX),
+            opened: Notify::new(),
+            is_waiting: AtomicBool::new(false),
+            must_ring: Notify::new(),
+        }
+    }
+}
+
 impl Topics {
+    /// A reader that reads anything reads the ends too, from where it was: none is missed.
+    pub(super) fn ends(&self) -> Receiver<End> {
+        let receiver = self.ends.subscribe();
+        self.opened.notify_one();
+        receiver
+    }
+
     pub(super) fn join(&self, run: RunId) -> Option<Receiver<Live>> {
         self.topics().get(&run).map(|topic| topic.live.subscribe())
     }
@@ -91,6 +110,13 @@ impl Topics {
         }
     }
 
+    fn tell_ends(&self, entries: &[Entry]) {
+        for end in entries.iter().filter_map(wire::decode_end) {
+            // Fails when nobody waits.
+            let _ = self.ends.send(end);
+        }
+    }
+
     /// Something may have been missed.
     fn tell_all(&self) {
         for topic in self.topics().values() {
@@ -118,17 +144,17 @@ impl Topics {
 pub(super) async fn read(log: Arc<RedisLog>) {
     let mut connection = None;
     let mut pause = Duration::from_millis(50);
-    let mut bell = "0-0".to_owned();
+    let mut read = Read { bell: "0-0".to_owned(), ends: "0-0".to_owned() };
     loop {
         // Until here is told that it may be waiting, whoever opens a run must ring.
         log.topics.is_waiting.store(true, Ordering::SeqCst);
         let runs = log.topics.followed();
-        if runs.is_empty() {
+        if runs.is_empty() && log.topics.ends.receiver_count() == 0 {
             log.topics.is_waiting.store(false, Ordering::SeqCst);
             log.topics.opened.notified().await;
             continue;
         }
-        let answer = turn(&log, &mut connection, &runs, &mut bell).await;
+        let answer = turn(&log, &mut connection, &runs, &mut read).await;
         log.topics.is_waiting.store(false, Ordering::SeqCst);
         let was_healthy = log.reads.swap(answer.is_ok(), Ordering::Relaxed);
         match answer {
@@ -152,25 +178,38 @@ pub(super) async fn read(log: Arc<RedisLog>) {
     }
 }
 
+/// The last entries that were read of the streams that are not a run's.
+struct Read {
+    bell: String,
+    ends: String,
+}
+
 /// One read of all followed runs; rings for whoever opens one meanwhile.
 async fn turn(
     log: &RedisLog,
     connection: &mut Option<MultiplexedConnection>,
     runs: &[(RunId, EventId)],
-    bell: &mut String,
+    last: &mut Read,
 ) -> RedisResult<()> {
     let redis = match connection {
         Some(redis) => redis,
         None => connection.insert(log.link.blocking().await?),
     };
     let mut command = redis::cmd("XREAD");
-    command.arg("COUNT").arg(COUNT).arg("BLOCK").arg(millis(BLOCK)).arg("STREAMS").arg(log.names.bell());
+    command
+        .arg("COUNT")
+        .arg(COUNT)
+        .arg("BLOCK")
+        .arg(millis(BLOCK))
+        .arg("STREAMS")
+        .arg(log.names.bell())
+        .arg(log.names.ends());
     runs.iter().for_each(|(run, _)| {
         command.arg(log.names.run(*run));
     });
-    command.arg(bell.as_str());
-    runs.iter().for_each(|(_, last)| {
-        command.arg(last.to_string());
+    command.arg(&last.bell).arg(&last.ends);
+    runs.iter().for_each(|(_, newest)| {
+        command.arg(newest.to_string());
     });
     let read = timeout(BLOCK + ANSWER_TIMEOUT, command.query_async(redis));
     tokio::pin!(read);
@@ -181,13 +220,18 @@ async fn turn(
         }
     };
     let Some(streams) = answer? else { return look_for_lost(log, runs).await };
+    let mut ends = Vec::new();
     for (key, entries) in streams {
         if key == log.names.bell() {
-            entries.into_iter().last().into_iter().for_each(|(id, _)| *bell = id);
+            entries.into_iter().last().into_iter().for_each(|(id, _)| last.bell = id);
+        } else if key == log.names.ends() {
+            entries.last().into_iter().for_each(|(id, _)| last.ends.clone_from(id));
+            ends = entries;
         } else if let Some(run) = log.names.run_of(&key) {
             log.topics.hand_on(run, &entries);
         }
     }
+    log.topics.tell_ends(&ends); // Last, so that an end comes behind the events before it.
     Ok(())
 }
 

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::super::{Event, EventBody};
-use crate::domain::RunId;
+use super::super::{End, Event, EventBody};
+use crate::domain::{RunId, RunStatus};
 
 /// The field that holds an event.
 pub(super) const FIELD: &str = "event";
@@ -16,12 +16,13 @@ pub(super) type Entry = (String, Vec<Vec<u8>>);
 pub(super) struct Names {
     start: String,
     bell: String,
+    ends: String,
 }
 
 impl Names {
     pub(super) fn new(prefix: &str) -> Self {
         let bell = format!("{{{prefix}}}:follow:{}", Uuid::new_v4().simple());
-        Self { start: format!("{{{prefix}}}:events:"), bell }
+        Self { start: format!("{{{prefix}}}:events:"), bell, ends: format!("{{{prefix}}}:ends") }
     }
 
     /// The stream of a run.
@@ -37,6 +38,11 @@ impl Names {
     /// The stream by which this process wakes its own reader.
     pub(super) fn bell(&self) -> &str {
         &self.bell
+    }
+
+    /// The stream that names the runs that end.
+    pub(super) fn ends(&self) -> &str {
+        &self.ends
     }
 }
 
@@ -65,4 +71,15 @@ pub(super) fn decode((id, fields): &Entry) -> Option<Event> {
     }
     let Read { at, body } = serde_json::from_slice(body).ok()?;
     Some(Event { id: id.parse().ok()?, at, body })
+}
+
+/// A run's end as it is told to those who wait for nothing else.
+pub(super) fn encode_end(run: RunId, status: RunStatus) -> String {
+    format!("{run} {}", status.as_str())
+}
+
+/// The end in an entry.
+pub(super) fn decode_end((_, fields): &Entry) -> Option<End> {
+    let (run, status) = std::str::from_utf8(fields.get(1)?).ok()?.split_once(' ')?;
+    Some((run.parse().ok()?, RunStatus::parse(status)?))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::Pipeline;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tracing::{debug, warn};
 
 use super::Shared;
@@ -67,10 +67,17 @@ impl Held {
     }
 }
 
+/// How long a finished job waits for others to be acknowledged with it: nobody waits for that.
+const ACK_LINGER: Duration = Duration::from_millis(20);
+
 /// Acknowledges what `done` says, in groups, until it is closed.
 pub(super) async fn acknowledge(shared: Arc<Shared>, held: Arc<Held>, mut done: mpsc::UnboundedReceiver<Arc<Entry>>) {
     let mut batch = Vec::with_capacity(ACK_BATCH);
     while done.recv_many(&mut batch, ACK_BATCH).await > 0 {
+        let until = Instant::now() + ACK_LINGER;
+        while batch.len() < ACK_BATCH
+            && let Ok(1..) = timeout_at(until, done.recv_many(&mut batch, ACK_BATCH)).await
+        {}
         if let Err(error) = acknowledge_batch(&shared, &held, &batch).await {
             // They stay pending until somebody finds them; the store refuses to run them again.
             warn!("Could not acknowledge {} finished jobs: {error}", batch.len());

@@ -192,7 +192,7 @@ impl RedisReader {
             }
         };
         match answer {
-            Ok(Some(streams)) => self.accept_streams(streams, max).await,
+            Ok(Some(streams)) => self.accept_streams(streams, each, max).await,
             Ok(None) => {
                 self.is_drained = true;
                 Ok(Vec::new())
@@ -205,8 +205,9 @@ impl RedisReader {
         }
     }
 
-    async fn accept_streams(&mut self, streams: Vec<(String, Entries)>, max: usize) -> RedisResult<Found> {
-        self.is_drained = false;
+    async fn accept_streams(&mut self, streams: Vec<(String, Entries)>, each: usize, max: usize) -> RedisResult<Found> {
+        // A lane that gave less than it might has no more.
+        self.is_drained = streams.iter().all(|(_, entries)| entries.len() < each);
         let place = |key: &str| self.held.lanes.iter().position(|lane| lane == key);
         let entries: Vec<_> = streams
             .into_iter()

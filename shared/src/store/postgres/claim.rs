@@ -23,6 +23,8 @@ impl PgStore {
     ) -> Result<Vec<Claimed>, StoreError> {
         let (run_ids, seqs, tokens) = lease_columns(claims);
         let versions: Vec<&str> = versions.iter().map(GraphVersion::as_str).collect();
+        let doing = "claim steps";
+        let mut connection = self.hints.take().await.doing(doing)?;
         let rows: Vec<ClaimedRow> = sqlx::query_as(CLAIM)
             .bind(run_ids)
             .bind(seqs)
@@ -30,9 +32,10 @@ impl PgStore {
             .bind(worker.0)
             .bind(versions)
             .bind(seconds(ttl))
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *connection)
             .await
-            .doing("claim steps")?;
+            .doing(doing)?;
+        connection.keep();
         let requeued: Vec<RunId> = rows.iter().filter(|row| row.requeued).map(|row| RunId(row.run_id)).collect();
         if !requeued.is_empty() {
             // The leases are ours whatever happens here; the status is only what people see.
@@ -48,7 +51,10 @@ impl PgStore {
     /// the last moment before a crash of the database.
     pub(super) async fn mark_running_once(&self, runs: &[RunId]) -> Result<(), StoreError> {
         let runs: Vec<Uuid> = runs.iter().map(|run| run.0).collect();
-        sqlx::query(MARK_RUNNING).bind(runs).execute(&self.pool).await.doing("mark runs as running")?;
+        let doing = "mark runs as running";
+        let mut connection = self.hints.take().await.doing(doing)?;
+        sqlx::query(MARK_RUNNING).bind(runs).execute(&mut *connection).await.doing(doing)?;
+        connection.keep();
         Ok(())
     }
 }
@@ -67,15 +73,12 @@ pub(super) fn lease_columns(leases: &[(StepId, LeaseToken)]) -> (Vec<Uuid>, Vec<
 /// not claimed: the sweep alone decides whether the step may start once more. A lease under the very
 /// token is answered again, uncharged: the first answer was lost.
 const CLAIM: &str = "
-with cfg as materialized (
-  select set_config('synchronous_commit', 'off', true) as v
-), wanted as (
+with wanted as (
   select s.run_id, s.seq, j.token, s.requeued
     from unnest($1::uuid[], $2::int[], $3::uuid[]) as j (run_id, seq, token)
     join step s on s.run_id = j.run_id and s.seq = j.seq
    where (s.status = 'ready' and s.run_at <= clock_timestamp() or s.status = 'leased' and s.token = j.token)
      and (s.graph_version like 'd-%' or s.graph_version = any ($5::text[]))
-     and (select v from cfg) is not null
    order by s.run_id, s.seq for no key update of s skip locked
 ), taken as (
   update step s
@@ -87,14 +90,13 @@ with cfg as materialized (
 )
 select k.*, t.version from taken k join thread t on t.key = k.thread_key";
 
-/// $1 run ids.
+/// $1 run ids. The text of the status is compared, for otherwise the index of all active runs could
+/// be read through to find these few.
 const MARK_RUNNING: &str = "
-with cfg as materialized (
-  select set_config('synchronous_commit', 'off', true) as v
-), queued as (
-  select id from run
-   where id = any ($1::uuid[]) and status = 'queued' and (select v from cfg) is not null
-   for no key update skip locked
+with queued as (
+  select r.id from unnest($1::uuid[]) as j (id) join run r on r.id = j.id
+   where r.status::text = 'queued'
+   for no key update of r skip locked
 )
 update run r set status = 'running', started_at = coalesce(r.started_at, clock_timestamp())
   from queued q where r.id = q.id";

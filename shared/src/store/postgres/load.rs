@@ -14,8 +14,10 @@ impl PgStore {
         let run_ids: Vec<_> = wanted.iter().map(|request| request.run_id.0).collect();
         let keys: Vec<i64> = wanted.iter().map(|request| request.thread_key.0).collect();
         let since: Vec<Option<i64>> = wanted.iter().map(|request| request.since).collect();
+        let mut connection = self.steps.take().await.doing(DOING)?;
         let rows: Vec<LoadedRow> =
-            sqlx::query_as(LOAD).bind(run_ids).bind(keys).bind(since).fetch_all(&self.pool).await.doing(DOING)?;
+            sqlx::query_as(LOAD).bind(run_ids).bind(keys).bind(since).fetch_all(&mut *connection).await.doing(DOING)?;
+        connection.keep();
         rows.into_iter().map(LoadedRow::loaded).collect()
     }
 }

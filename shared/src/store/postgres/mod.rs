@@ -28,10 +28,10 @@ mod schema;
 mod steps;
 mod stop;
 mod sweep;
-
 mod thread_lock;
 mod threads;
 mod upkeep;
+mod warm;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
@@ -41,13 +41,15 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgPool, Postgres, Transaction};
 
 use self::error::Doing;
+use self::warm::Warm;
 use crate::store::StoreError;
 
 /// How the pool of one process is made.
 #[derive(Debug, Clone)]
 pub struct PgOptions {
-    /// Connections at most; default 10. Two to four per core of the database, over all processes,
-    /// is where Postgres is fastest.
+    /// Connections at most, beside the six that a worker keeps for the statements of its steps;
+    /// default 10. Two to four per core of the database, over all processes, is where Postgres is
+    /// fastest.
     pub max_connections: u32,
     /// How long a call waits for a free connection; default 5 s.
     pub acquire_timeout: Duration,
@@ -65,6 +67,10 @@ impl Default for PgOptions {
 #[derive(Debug, Clone)]
 pub struct PgStore {
     pool: PgPool,
+    /// For commits, and for what else steps wait for.
+    steps: Warm,
+    /// For what may be lost with the last moment before a crash of the database, and is made again.
+    hints: Warm,
     connect: PgConnectOptions,
     /// The key up to which the repair has looked at threads.
     repaired_to: Arc<AtomicI64>,
@@ -92,11 +98,20 @@ impl PgStore {
             .connect_with(connect.clone().options(SESSION))
             .await
             .doing(doing)?;
-        Ok(Self { pool, connect, repaired_to: Arc::default() })
+        let patience = options.acquire_timeout;
+        Ok(Self {
+            pool,
+            steps: Warm::new(connect.clone().options(SESSION), STEP_CONNECTIONS, patience),
+            hints: Warm::new(connect.clone().options(SESSION).options(HINTS), HINT_CONNECTIONS, patience),
+            connect,
+            repaired_to: Arc::default(),
+        })
     }
 
     /// Closes the connections once nobody uses them.
     pub async fn close(&self) {
+        self.steps.close();
+        self.hints.close();
         self.pool.close().await;
     }
 
@@ -105,11 +120,25 @@ impl PgStore {
     }
 }
 
-/// Without the first, these statements are planned on every call, at half the speed. The timeouts
-/// free the locks of a process that hangs inside a transaction, and bound every wait for one.
-const SESSION: [(&str, &str); 4] = [
+/// Connections for the statements of steps; more would only wait for the same few cores.
+const STEP_CONNECTIONS: usize = 4;
+
+/// Connections for what may be lost.
+const HINT_CONNECTIONS: usize = 2;
+
+/// Without the first, these statements are planned on every call, at half the speed. A plan made
+/// while a table is small is kept while it grows, so it must not read it through: that made a step
+/// 2.4 times as expensive. The timeouts free the locks of a process that hangs inside a transaction,
+/// and bound every wait for one.
+const SESSION: [(&str, &str); 7] = [
     ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
     ("jit", "off"),
     ("lock_timeout", "1s"),
     ("idle_in_transaction_session_timeout", "5s"),
 ];
+
+/// Claims, marks and the sending of steps: a lost one is made again.
+const HINTS: [(&str, &str); 1] = [("synchronous_commit", "off")];

@@ -21,18 +21,22 @@ impl Upkeep for PgStore {
         each: u32,
         except: &[GraphVersion],
     ) -> Result<Vec<(Job, Tenant)>, StoreError> {
+        let doing = "dispatch steps";
         let except: Vec<&str> = except.iter().map(GraphVersion::as_str).collect();
         let rows: Vec<JobRow> = repeated!(async {
-            sqlx::query_as(DISPATCH)
+            let mut connection = self.hints.take().await.doing(doing)?;
+            let rows = sqlx::query_as(DISPATCH)
                 .bind(pool.as_str())
                 .bind(after.as_str())
                 .bind(class)
                 .bind(i64::from(tenants))
                 .bind(i64::from(each))
                 .bind(&except)
-                .fetch_all(&self.pool)
+                .fetch_all(&mut *connection)
                 .await
-                .doing("dispatch steps")
+                .doing(doing)?;
+            connection.keep();
+            Ok(rows)
         })?;
         Ok(rows.into_iter().map(JobRow::job).collect())
     }
@@ -152,9 +156,7 @@ impl Upkeep for PgStore {
 /// through. Rows somebody holds are skipped: two dispatchers share the work. The commit is
 /// asynchronous: a step whose mark is lost is sent again.
 const DISPATCH: &str = "
-with recursive cfg as materialized (
-  select set_config('synchronous_commit', 'off', true) as v
-), lane as (
+with recursive lane as (
   (select s.tenant, s.graph_version, (s.graph_version <> all ($6::text[])) as wanted,
           case when s.graph_version <> all ($6) then 1 else 0 end as n,
           case when s.graph_version <> all ($6) then s.tenant end as counted
@@ -177,7 +179,7 @@ with recursive cfg as materialized (
     from lane cross join lateral (
       select s.run_id, s.seq, s.run_at from step s
        where s.pool = $1 and s.class = $3 and s.tenant = lane.tenant and s.graph_version = lane.graph_version
-         and s.status = 'ready' and s.due_at is null and (select v from cfg) is not null
+         and s.status = 'ready' and s.due_at is null
        order by s.run_at limit $5 for no key update skip locked) p
    where lane.wanted and lane.n <= $4
 ), ranked as (

@@ -82,7 +82,7 @@ impl Columns {
     pub(super) fn shape(&self, many: bool) -> Shape {
         Shape {
             many,
-            next: self.nodes.iter().any(Option::is_some),
+            ends: self.ends.iter().any(Option::is_some),
             messages: !self.offsets.is_empty(),
             fields: !self.field_of.is_empty(),
             removed: !self.removed.is_empty(),
@@ -102,14 +102,13 @@ impl Columns {
             .bind(&self.tokens)
             .bind(&self.bases)
             .bind(&self.metas)
-            .bind(&self.stopped)
-            .bind(&self.ends)
-            .bind(&self.errors)
             .bind(&self.nodes)
             .bind(&self.pools)
             .bind(&self.attempts)
-            .bind(&self.added)
-            .bind(&self.removals);
+            .bind(&self.added);
+        if shape.ends {
+            query = query.bind(&self.stopped).bind(&self.ends).bind(&self.errors).bind(&self.removals);
+        }
         if shape.messages {
             query = query.bind(&self.message_of);
         }
@@ -126,20 +125,19 @@ impl Columns {
 
     /// The parameters of one step.
     pub(super) fn bind_one<'q, O>(&'q self, query: As<'q, O>, shape: Shape) -> As<'q, O> {
-        let query = query
+        let mut query = query
             .bind(self.runs[0])
             .bind(self.seqs[0])
             .bind(self.tokens[0])
             .bind(self.bases[0])
             .bind(&self.metas[0])
-            .bind(&self.stopped[0])
-            .bind(self.ends[0])
-            .bind(&self.errors[0])
             .bind(&self.nodes[0])
             .bind(&self.pools[0])
             .bind(self.attempts[0])
-            .bind(self.added[0])
-            .bind(self.removals[0]);
+            .bind(self.added[0]);
+        if shape.ends {
+            query = query.bind(&self.stopped[0]).bind(self.ends[0]).bind(&self.errors[0]).bind(self.removals[0]);
+        }
         let query = self.bind_fields(self.bind_messages(query, shape), shape);
         if shape.removed { query.bind(&self.removed) } else { query }
     }

@@ -9,7 +9,7 @@ use futures::future::join_all;
 use sqlx::FromRow;
 
 use self::columns::Columns;
-use self::statement::{REMOVE_FIRST, STANDING};
+use self::statement::{REMOVE_FIRST, STANDING, Shape};
 use super::PgStore;
 use super::claim::lease_columns;
 use super::error::{Attempts, Doing};
@@ -79,7 +79,9 @@ impl PgStore {
         let columns = Columns::of(batch);
         let shape = columns.shape(true);
         let query = columns.bind_many(sqlx::query_as::<_, CommittedRow>(shape.sql()), shape);
-        let rows = query.fetch_all(&self.pool).await.doing(DOING)?;
+        let mut connection = self.steps.take().await.doing(DOING)?;
+        let rows = query.fetch_all(&mut *connection).await.doing(DOING)?;
+        connection.keep();
         Ok(rows.into_iter().map(|row| (row.index(), row.outcome())).collect())
     }
 
@@ -95,7 +97,14 @@ impl PgStore {
     }
 
     async fn decide_alone(&self, step: &StepCommit) -> Result<CommitOutcome, StoreError> {
-        if let Some(row) = self.write_alone(step).await? {
+        let mut columns = Columns::of(&[step]);
+        let shape = columns.shape(false);
+        let mut written = self.write_alone(&mut columns, shape).await?;
+        if written.is_none() && !shape.ends {
+            // Perhaps because of a stop, which ends the run.
+            written = self.write_alone(&mut columns, Shape { ends: true, ..shape }).await?;
+        }
+        if let Some(row) = written {
             return Ok(row.outcome());
         }
         let standing = self.standings(&[step]).await?.pop().unwrap_or(Standing::Lost);
@@ -108,12 +117,13 @@ impl PgStore {
         }))
     }
 
-    async fn write_alone(&self, step: &StepCommit) -> Result<Option<CommittedRow>, StoreError> {
-        let mut columns = Columns::of(&[step]);
-        let mut shape = columns.shape(false);
+    async fn write_alone(&self, columns: &mut Columns, mut shape: Shape) -> Result<Option<CommittedRow>, StoreError> {
         if !(shape.removed && shape.messages) {
             let query = columns.bind_one(sqlx::query_as::<_, CommittedRow>(shape.sql()), shape);
-            return query.fetch_optional(&self.pool).await.doing(DOING);
+            let mut connection = self.steps.take().await.doing(DOING)?;
+            let row = query.fetch_optional(&mut *connection).await.doing(DOING)?;
+            connection.keep();
+            return Ok(row);
         }
         shape.removed = false;
         let mut tx = self.begin(DOING).await?;
@@ -121,7 +131,10 @@ impl PgStore {
         columns.removed_before();
         let query = columns.bind_one(sqlx::query_as::<_, CommittedRow>(shape.sql()), shape);
         let row = query.fetch_optional(&mut *tx).await.doing(DOING)?;
-        tx.commit().await.doing(DOING)?;
+        match row.is_some() {
+            true => tx.commit().await.doing(DOING)?,
+            false => tx.rollback().await.doing(DOING)?, // What was refused removes nothing either.
+        }
         Ok(row)
     }
 
