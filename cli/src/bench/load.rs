@@ -80,7 +80,11 @@ pub(super) fn client() -> Result<reqwest::Client> {
 
 /// Creates one run on a thread of its own and returns its id.
 pub(super) async fn submit(http: &reqwest::Client, base: &str, sleep_ms: u64) -> Result<String> {
-    let thread = uuid::Uuid::new_v4().to_string();
+    submit_on(http, base, &uuid::Uuid::new_v4().to_string(), sleep_ms).await
+}
+
+/// Creates one run on `thread` and returns its id.
+pub(super) async fn submit_on(http: &reqwest::Client, base: &str, thread: &str, sleep_ms: u64) -> Result<String> {
     let body = json!({
         "graph": "bench",
         "thread_id": thread,

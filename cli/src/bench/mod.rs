@@ -3,6 +3,7 @@
 
 mod cpu;
 pub mod graph;
+mod growth;
 mod limit;
 mod load;
 mod stack;
@@ -23,7 +24,7 @@ pub struct BenchArgs {
     /// The Redis server to measure, for this alone.
     #[arg(long, env = "THREADGATE_REDIS_URL")]
     pub redis_url: String,
-    /// Rounds; each measures the limit, A, B one step per commit, B with group commit, and the limit again.
+    /// Rounds, 0 for none; each measures the limit, A, B one step per commit, B with group commit, and the limit again.
     #[arg(long, default_value_t = 3)]
     pub rounds: u32,
     /// Runs of part B.
@@ -44,6 +45,9 @@ pub struct BenchArgs {
     /// Seconds of the idle part; 0 leaves it out.
     #[arg(long, default_value_t = 0)]
     pub idle_seconds: u64,
+    /// Messages of the old thread in the growth part, beside one of ten; 0 leaves it out.
+    #[arg(long, default_value_t = 0)]
+    pub growth_messages: usize,
     /// Where the processes' logs go.
     #[arg(long)]
     pub log_dir: Option<PathBuf>,
@@ -54,8 +58,8 @@ pub struct BenchArgs {
 /// # Errors
 /// If a part could not be measured, or a run did not end as it must.
 pub async fn run(args: &BenchArgs) -> Result<()> {
-    if args.rounds == 0 || args.runs == 0 || args.concurrency == 0 {
-        bail!("--rounds, --runs and --concurrency must be at least 1");
+    if args.runs == 0 || args.concurrency == 0 || args.alone == 0 {
+        bail!("--runs, --concurrency and --alone must be at least 1");
     }
     let mut rounds = Vec::new();
     for round in 1..=args.rounds {
@@ -64,6 +68,28 @@ pub async fn run(args: &BenchArgs) -> Result<()> {
         eprintln!("round {round}: {figures}");
         rounds.push(figures);
     }
+    if !rounds.is_empty() {
+        summarize(&rounds);
+    }
+    if args.kills > 0 {
+        let recovery = stack::recovery(args).await.context("the recovery part")?;
+        println!(
+            "{}",
+            json!({"kills": args.kills, "resume_ms_p50": recovery.p50, "resume_ms_p99": recovery.p99, "repeated_steps": recovery.repeated})
+        );
+    }
+    if args.growth_messages > 0 {
+        println!("{}", growth::growth(args, args.growth_messages).await.context("the growth part")?);
+    }
+    if args.idle_seconds > 0 {
+        let idle = stack::idle(args).await.context("the idle part")?;
+        println!("{idle}");
+    }
+    Ok(())
+}
+
+/// Prints the median of every ratio.
+fn summarize(rounds: &[Round]) {
     let median = |part: fn(&Round) -> f64| {
         let mut values: Vec<f64> = rounds.iter().map(part).collect();
         values.sort_by(f64::total_cmp);
@@ -77,18 +103,6 @@ pub async fn run(args: &BenchArgs) -> Result<()> {
         100.0 * median(|round| round.ratio_single),
         median(|round| round.cpu_ms),
     );
-    if args.kills > 0 {
-        let recovery = stack::recovery(args).await.context("the recovery part")?;
-        println!(
-            "{}",
-            json!({"kills": args.kills, "resume_ms_p50": recovery.p50, "resume_ms_p99": recovery.p99, "repeated_steps": recovery.repeated})
-        );
-    }
-    if args.idle_seconds > 0 {
-        let idle = stack::idle(args).await.context("the idle part")?;
-        println!("{idle}");
-    }
-    Ok(())
 }
 
 /// One round's figures.

@@ -15,7 +15,7 @@ const DATABASE: &str = "threadgate_bench";
 pub(super) struct Stack {
     pub(super) base: String,
     server: String,
-    database: String,
+    pub(super) database: String,
     redis_url: String,
     children: Vec<(String, Child)>,
     service_pids: Vec<u32>,
@@ -30,7 +30,7 @@ struct Options {
 }
 
 impl Stack {
-    /// Starts everything and waits until it is ready.
+    /// Starts one api, and as many workers and schedulers as `workers` says; waits until they are ready.
     pub(super) async fn start(args: &BenchArgs, linger: &str, workers: usize) -> Result<Self> {
         limit::recreate(&args.database_url, DATABASE).await?;
         let database = limit::with_database(&args.database_url, DATABASE)?;
@@ -58,17 +58,16 @@ impl Stack {
         for number in 0..workers {
             stack.spawn_worker(number)?;
         }
-        stack.spawn("scheduler", &["scheduler"])?;
+        for number in 0..workers {
+            stack.spawn(&format!("scheduler-{number}"), &["scheduler"])?;
+        }
         stack.ready().await?;
         Ok(stack)
     }
 
     fn spawn_worker(&mut self, number: usize) -> Result<()> {
-        let linger = self.options.linger.clone();
-        {
-            let name = format!("bench-{number}");
-            self.spawn(&name, &["worker", "--worker-name", &name, "--slots", "64", "--commit-linger", &linger])
-        }
+        let (name, linger) = (format!("bench-{number}"), self.options.linger.clone());
+        self.spawn(&name, &["worker", "--worker-name", &name, "--slots", "64", "--commit-linger", &linger])
     }
 
     fn command(&self, args: &[&str]) -> Result<Command> {
