@@ -329,7 +329,7 @@ async fn depth_and_duplicates() {
     assert_eq!(stack.state("t2").await["topic"], json!({"a": 2}));
 }
 
-/// C89: what is too large is refused before anything is written.
+/// C89, invariant 10: what is too large is refused before anything is written.
 #[tokio::test]
 async fn size_is_limited() {
     let config = ApiConfig { body_bytes_max: 4_096, ..ApiConfig::default() };

@@ -86,7 +86,7 @@ pub async fn a_run_that_starts_anew_resumes_nobody(store: Arc<dyn Store>) {
     assert_eq!(world.store.last_of_chain(RunId::new()).await.unwrap(), None);
 }
 
-/// Of two answers at once one is accepted.
+/// Invariant 6: of two answers at once one is accepted.
 pub async fn a_paused_run_is_resumed_once(store: Arc<dyn Store>) {
     let world = World::new(store).await;
     let run = world.create("t").await.run.id;
