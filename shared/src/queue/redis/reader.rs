@@ -1,6 +1,7 @@
 //! Reads jobs for one worker on a connection of its own: what others abandoned, what waits, and
 //! otherwise what comes next. It reads only as many jobs as there are free slots.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use super::{NOTE_TTL_S, Settings, Shared, scripts};
 use crate::link::{ANSWER_TIMEOUT, Ask, millis};
 
 /// How long one read waits for the next job at most; looking for abandoned jobs mostly comes first.
-const BLOCK: Duration = Duration::from_secs(4);
+const BLOCK: Duration = Duration::from_secs(5);
 
 /// How long a drained worker waits for its read to come back.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,6 +54,8 @@ pub(super) struct RedisReader {
     /// Nothing was unread when last seen, so that waiting is all there is to do.
     is_drained: bool,
     reclaim_at: Instant,
+    /// The one lane that an idle worker looks at next.
+    idle_lane: usize,
     tidy_at: Instant,
 }
 
@@ -101,6 +104,7 @@ impl RedisReader {
             reconnect_pause: Duration::ZERO,
             is_drained: false,
             reclaim_at: now,
+            idle_lane: 0,
             tidy_at: now + settings.gone_after / 10,
         }
     }
@@ -232,17 +236,19 @@ impl RedisReader {
 
     /// Takes over what others have let go of, and now and then forgets the others.
     async fn reclaim(&mut self, connection: &mut Connection, max: usize) -> RedisResult<Found> {
+        let lanes = self.lanes_to_look_at();
         let mut script = scripts::RECLAIM.key(self.shared.names.probe());
         script
-            .key(&self.held.lanes)
+            .key(&self.held.lanes[lanes.clone()])
             .arg(GROUP)
             .arg(&self.held.consumer)
             .arg(max)
             .arg(millis(self.settings.silence_max));
-        let (writes, lanes): (bool, Vec<(usize, Reclaimed)>) = run(connection, &script).await?;
+        let (writes, found): (bool, Vec<(usize, Reclaimed)>) = run(connection, &script).await?;
         self.shared.writing(writes);
         let mut entries = Vec::new();
-        for (lane, rows) in lanes {
+        for (place, rows) in found {
+            let lane = lanes.start + place;
             for (id, fields, deliveries) in rows {
                 if deliveries > self.settings.deliveries_max {
                     self.bury(lane, &id, &fields, "delivered too often").await?;
@@ -259,12 +265,23 @@ impl RedisReader {
         self.accept(entries).await
     }
 
-    /// Soon again while there is work; with none in sight so that a read and this cost less than a
-    /// question a second.
+    /// All lanes while there is work; with none in sight one after the other.
+    fn lanes_to_look_at(&mut self) -> Range<usize> {
+        let count = self.held.lanes.len();
+        if !self.is_drained || count == 0 {
+            return 0..count;
+        }
+        self.idle_lane = (self.idle_lane + 1) % count;
+        self.idle_lane..self.idle_lane + 1
+    }
+
+    /// Soon again while there is work; with none in sight so that a read and this, with every
+    /// command inside it, cost less than a command a second. A job that a worker took along into
+    /// its death is then sent again by the store, before anybody finds it here.
     fn schedule_reclaim(&mut self, found: bool) {
         let silence = self.settings.silence_max;
         let is_idle = self.is_drained && !found;
-        self.reclaim_at = Instant::now() + if is_idle { silence * 5 / 4 } else { silence / 2 };
+        self.reclaim_at = Instant::now() + if is_idle { silence * 5 / 2 } else { silence / 2 };
     }
 
     async fn tidy(&mut self, connection: &mut Connection) -> RedisResult<()> {

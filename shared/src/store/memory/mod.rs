@@ -27,7 +27,7 @@ use fault::{Fate, Faults};
 use tables::Tables;
 
 /// How long a step that was sent counts as being sent; then it is sent again.
-const RESEND_AFTER: Duration = Duration::from_secs(10);
+const RESEND_AFTER: Duration = Duration::from_secs(4);
 
 /// One connection to a database in memory; [`MemoryStore::connect`] opens another.
 pub struct MemoryStore {

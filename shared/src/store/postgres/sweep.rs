@@ -162,7 +162,7 @@ with d as (
   update run r set status = 'queued' from d where d.status = 'leased' and r.id = d.run_id and r.status = 'running'
 ), s as (
   update step s
-     set status = 'ready', token = null, due_at = clock_timestamp() + interval '10 s',
+     set status = 'ready', token = null, due_at = clock_timestamp() + interval '4 s',
          requeued = s.requeued or d.status = 'leased'
     from d where s.run_id = d.run_id and s.seq = d.seq
   returning s.run_id, s.seq, s.tenant, s.pool, s.class, s.graph_version, s.attempt

@@ -185,7 +185,7 @@ with recursive lane as (
 ), ranked as (
   select run_id, seq, row_number() over (partition by tenant order by run_at, run_id) as place from pick
 ), taken as (
-  update step s set due_at = clock_timestamp() + interval '10 s'
+  update step s set due_at = clock_timestamp() + interval '4 s'
     from ranked k where s.run_id = k.run_id and s.seq = k.seq and k.place <= $5
   returning s.run_id, s.seq, s.tenant, s.pool, s.class, s.graph_version, s.attempt, k.place
 )

@@ -222,5 +222,5 @@ async fn delay_step(db: &mut SqliteConnection, id: StepId, until: i64) -> Answer
 
 /// How long a step that was sent may wait for a worker before it is sent again.
 pub(super) fn resend_at(now: Time) -> i64 {
-    micros(now) + span(Duration::from_secs(10))
+    micros(now) + span(Duration::from_secs(4))
 }

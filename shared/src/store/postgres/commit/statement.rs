@@ -244,7 +244,7 @@ const ALWAYS: &str = ", d as (
   select key, version + 1, run_id, seq, node, meta::json, next_position + added from l
 ), n as (
   insert into step (run_id, seq, thread_key, tenant, pool, class, graph_version, node, attempts_max, due_at)
-  select run_id, seq + 1, key, tenant, pool, class, graph_version, next, attempts_max, clock_timestamp() + interval '10 s'
+  select run_id, seq + 1, key, tenant, pool, class, graph_version, next, attempts_max, clock_timestamp() + interval '4 s'
     from l where next is not null and not stop
 )";
 
