@@ -155,6 +155,7 @@ fn writing(log: &RedisLog, batch: &[Publication]) -> redis::Pipeline {
             // Behind the run's own events: whoever follows those has heard all of them by then.
             pipeline.cmd("XADD").arg(log.names.ends()).arg("MAXLEN").arg("~").arg(ENDS_MAX).arg("*");
             pipeline.arg("end").arg(wire::encode_end(*run, status)).ignore();
+            pipeline.cmd("PEXPIRE").arg(log.names.ends()).arg(millis(TTL)).ignore();
         }
     }
     pipeline
