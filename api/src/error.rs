@@ -256,6 +256,7 @@ impl From<Refusal> for ApiError {
             Refusal::Paused { .. } | Refusal::NotThisInterrupt(_) => {
                 Self::new(StatusCode::CONFLICT, "INTERRUPT_001", message)
             }
+            Refusal::Expired(_) => Self::new(StatusCode::CONFLICT, "INTERRUPT_003", message),
             Refusal::AnswerSchema(_) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "INTERRUPT_002", message),
             Refusal::NoMessages => Self::field(vec!["body".into()], "value_error", format!("Value error, {message}")),
             Refusal::UnknownStart(_) => {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use threadgate_shared::domain::{Caller, GraphVersion, Json, RunId, ThreadId};
 use threadgate_shared::graph::Manifest;
 use threadgate_shared::graph::admission::{self, Admission, Refusal};
-use threadgate_shared::store::{Created, Idempotency, NewRun, NewlyCreated, RunRecord, StoreError};
+use threadgate_shared::store::{Created, Idempotency, NewRun, NewlyCreated, RunRecord, StillPaused, StoreError};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -39,6 +39,8 @@ pub enum Begun {
     New(Box<Started>),
     /// The key was used before: its run.
     Replayed(Box<RunRecord>),
+    /// No run: answers were recorded, and other questions of the pause are open still.
+    StillPaused(Box<StillPaused>),
 }
 
 /// A run that was accepted just now.
@@ -106,6 +108,7 @@ pub async fn start(app: &App, start: Start<'_>) -> Result<Begun, NotBegun> {
         let admission = admitted.into_inner().unwrap_or_else(PoisonError::into_inner);
         match created {
             Ok(Created::Replayed(run)) => return Ok(Begun::Replayed(run)),
+            Ok(Created::StillPaused(paused)) => return Ok(Begun::StillPaused(paused)),
             Ok(Created::New(created)) => {
                 return begun(app, *created, admission, &versions).map_err(|error| NotBegun::failed(thread_id, error));
             }

@@ -115,6 +115,7 @@ fn step_commit(work: &Work<'_>, advance: &Advance, removed: Vec<i64>) -> StepCom
         messages: advance.messages.clone(),
         removed,
         fields: advance.fields.clone(),
+        questions: advance.next.questions().to_vec(),
         then,
     }
 }

@@ -107,11 +107,14 @@ fn ended(advance: &Advance, is_stopped: bool) -> Option<(RunStatus, Option<RunEr
     }
 }
 
-/// Whether the node itself came to its end: it did not fail and asks nobody.
+/// Whether the node has something to show: it did not fail, and where it asks somebody, part of its
+/// work is done.
 fn has_output(advance: &Advance) -> bool {
     match &advance.next {
-        Next::Node(_) | Next::Completed | Next::Interrupted(None) => true,
-        Next::Interrupted(Some(_)) => false,
+        Next::Node(_) | Next::Completed => true,
+        Next::Interrupted(questions) => {
+            questions.is_empty() || !advance.messages.is_empty() || !advance.fields.is_empty()
+        }
         Next::Failed(error) => error.code == "RECURSION_001",
     }
 }

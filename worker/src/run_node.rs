@@ -199,7 +199,9 @@ fn finish(
         outcome.command.update.messages.iter_mut().for_each(|message| graph.manifest.ids.complete(message));
     }
     let bytes = match &result {
-        Ok(outcome) => json_bytes(&outcome.command.update.messages) + json_bytes(&outcome.command.update.fields),
+        Ok(Outcome { command, questions }) => {
+            json_bytes(&command.update.messages) + json_bytes(&command.update.fields) + json_bytes(questions)
+        }
         Err(NodeError::Interrupt { question, .. }) => json_bytes(question),
         Err(NodeError::Failed { .. }) => 0,
     };

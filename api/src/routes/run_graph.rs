@@ -202,7 +202,7 @@ async fn state_after_input(app: &App, scope: &Scope, started: &Started) -> Resul
 
 fn beginning(started: &Started) -> Beginning {
     match &started.admission.start {
-        StartAt::Completed => Beginning::Nowhere,
+        StartAt::Completed | StartAt::StillPaused => Beginning::Nowhere,
         // The admission went through `__start__`, which is step 0.
         StartAt::Node(_) | StartAt::Interrupted if !started.admission.continues && started.admission.meta.step == 1 => {
             Beginning::AtStart
@@ -320,7 +320,8 @@ async fn accept(
     };
     match start(app, start_of).await {
         Ok(Begun::New(started)) => Ok(Ok(Accepted { started: *started, stops_on_disconnect, has_own_name })),
-        Ok(Begun::Replayed(_)) => Err(ApiError::internal()), // Only a key replays, and none was sent.
+        // Only a key replays, and none was sent; a resume answers the only question there is.
+        Ok(Begun::Replayed(_) | Begun::StillPaused(_)) => Err(ApiError::internal()),
         Err(not) => Ok(Err(not)),
     }
 }

@@ -71,6 +71,7 @@ async fn create(
     let (run, is_replayed) = match start(&app, start_of).await.map_err(ApiError::from)? {
         Begun::New(started) => (started.created.run, false),
         Begun::Replayed(run) => (*run, true),
+        Begun::StillPaused(paused) => (paused.run, true),
     };
     let place = location(run.id);
     let view = view(&app, &caller.scope(), run).await?;

@@ -89,7 +89,7 @@ impl NewRunBody {
         let fill = Fill { new_id: &|| ids.message_id(), now: unix_seconds() };
         let input =
             client::run_input(self.input.get("messages"), self.input.get("state"), false, &locs, limits, &fill)?;
-        let input = RunInput { messages: input.messages, state: input.state, resume: None, interrupt_id: None };
+        let input = RunInput { messages: input.messages, state: input.state, ..RunInput::default() };
         Ok(RunRequest { input, config, step_limit: self.recursion_limit })
     }
 }

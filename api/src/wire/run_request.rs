@@ -111,7 +111,8 @@ impl GraphRunBody {
             client::run_input(self.messages.as_ref(), self.initial_state.as_ref(), is_resume, &locs, limits, &fill)?;
         // Without an answer there is no question it could be meant for.
         let interrupt_id = self.interrupt_id.filter(|_| is_resume);
-        let input = RunInput { messages: input.messages, state: input.state, resume: self.resume, interrupt_id };
+        let (messages, state) = (input.messages, input.state);
+        let input = RunInput { messages, state, resume: self.resume, interrupt_id, ..RunInput::default() };
         Ok(RunRequest { input, config, step_limit: self.recursion_limit })
     }
 }

@@ -6,8 +6,11 @@ use std::sync::Arc;
 
 use super::engine::{completed, paused};
 use super::{IdKind, Manifest};
+use crate::domain::interrupt::EXPIRY;
 use crate::domain::meta::{END, ExecutionMeta, ExecutionStatus, START};
-use crate::domain::{GraphVersion, Json, JsonMap, Message, MessageId, Role, RunId, ThreadId};
+use crate::domain::{
+    Caller, GraphVersion, InterruptStatus, Json, JsonMap, Message, MessageId, Question, Role, RunId, ThreadId, UserId,
+};
 
 /// What a client sends to a run.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -18,8 +21,62 @@ pub struct RunInput {
     pub state: JsonMap,
     /// The answer to the pending question; `Some(null)` is an answer too.
     pub resume: Option<Json>,
-    /// Which question `resume` answers.
+    /// Which question `resume` answers; `None` = the one that the thread's state shows.
     pub interrupt_id: Option<String>,
+    /// Answers to questions by their ids, beside or instead of `resume`.
+    pub answers: Vec<Answer>,
+    /// Who answers; of a resume, of `answers` and of tool results alike.
+    pub answered_by: Answerer,
+}
+
+/// An answer that names its question.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// Which question.
+    pub interrupt_id: String,
+    /// The answer.
+    pub value: Given,
+    /// What whoever answers says about it.
+    pub comment: Option<String>,
+}
+
+/// An answer in the form it came in.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Given {
+    /// As `resume` has it: for a gate `{"approved": bool, "editedArgs"?, "reason"?}` or null, which
+    /// denies; for any other question the value itself.
+    Resume(Json),
+    /// Canonical: for a gate a [`crate::domain::GateAnswer`]; for any other question the value itself.
+    Canonical(Json),
+    /// It is not answered and never will be; a gate is denied.
+    Cancelled,
+}
+
+/// Who answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answerer {
+    /// A person or a client, by its verified user id.
+    User(UserId),
+    /// Nobody: the time is over and the question's default counts. Only such an answer is taken from
+    /// an expired question, and only the default.
+    Expiry,
+}
+
+impl Answerer {
+    /// The name in rows and audit entries.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::User(user) => user.as_str(),
+            Self::Expiry => EXPIRY,
+        }
+    }
+}
+
+impl Default for Answerer {
+    fn default() -> Self {
+        Self::User(Caller::anonymous().user)
+    }
 }
 
 /// What admission needs to know of the locked thread.
@@ -39,6 +96,30 @@ pub struct ThreadView {
     pub last_role: Option<Role>,
     /// The error code of its last run.
     pub last_error: Option<String>,
+    /// The open questions of its pause, in the order they were asked: that of the calls.
+    pub open: Vec<OpenQuestion>,
+    /// The questions of the same pause that were answered before, in the same order.
+    pub answered: Vec<AnsweredQuestion>,
+}
+
+/// A question that waits for its answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpenQuestion {
+    /// The question.
+    pub question: Question,
+    /// Whether its time is over, by the store's clock and judged after the thread was locked.
+    pub is_expired: bool,
+}
+
+/// A question of a pause that goes on, answered already.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnsweredQuestion {
+    /// The question.
+    pub question: Question,
+    /// Answered, cancelled or expired.
+    pub status: InterruptStatus,
+    /// The canonical answer, which the run that resumes is given.
+    pub answer: Json,
 }
 
 /// The graph versions a run could start on: the newest first.
@@ -57,6 +138,8 @@ pub struct Admission {
     pub meta: ExecutionMeta,
     /// How the run begins.
     pub start: Start,
+    /// The questions that this input answers; each must be open.
+    pub answers: Vec<Answered>,
     /// Whether it goes on where the thread's last run paused, stopped or failed; after a pause the
     /// new run resumes the paused one.
     pub continues: bool,
@@ -71,6 +154,29 @@ pub enum Start {
     Completed,
     /// It pauses at once, before its first node.
     Interrupted,
+    /// There is no run: the answers are recorded, and other questions of the pause stay open. The
+    /// messages and the place are written as a version of their own.
+    StillPaused,
+}
+
+/// What becomes of a question; the store writes it as it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answered {
+    /// The question's id.
+    pub id: String,
+    /// `Answered`, `Cancelled`, or `Expired` where the default counts.
+    pub status: InterruptStatus,
+    /// The canonical answer.
+    pub answer: Json,
+    /// Of an approval: [`crate::domain::interrupt::arguments_hash`] of exactly the arguments that
+    /// were approved. Without it the ledger starts no gated tool.
+    pub approved_hash: Option<String>,
+    /// Who answers.
+    pub by: String,
+    /// What they say about it.
+    pub comment: Option<String>,
+    /// What the audit calls it: `answer`, `approve`, `deny`, `cancel`, `expire`.
+    pub action: &'static str,
 }
 
 /// Why a thread does not take a run; nothing is written.
@@ -95,6 +201,9 @@ pub enum Refusal {
     /// An answer that names a question which is not open (409).
     #[error("interrupt '{0}' is not open on this thread; read the thread's state for the open one")]
     NotThisInterrupt(String),
+    /// An answer to a question whose time is over (409).
+    #[error("interrupt '{0}' has expired; it takes no answer any more. Stop the run to go on")]
+    Expired(String),
     /// An answer where nothing is asked (422).
     #[error("Nothing to resume: this thread is not paused at an interrupt()")]
     NothingToResume,
@@ -142,7 +251,7 @@ pub fn admit(
     }
     refuse_tool_results(&input.messages)?;
     let meta = view.map_or_else(|| ExecutionMeta::fresh(thread.as_str()), |view| view.meta.clone());
-    let meta = answered(meta, input)?;
+    let (meta, answers) = answered(meta, view, input)?;
     let messages = new_messages(manifest.ids, view, &input.messages);
     if messages.is_empty() && input.resume.is_none() && view.is_none_or(|view| view.last_role.is_none()) {
         return Err(Refusal::NoMessages);
@@ -162,7 +271,7 @@ pub fn admit(
     };
     let (meta, start) = if continues { continued(manifest, meta) } else { started(manifest, meta, chosen) };
     let fields = known_fields(manifest, &input.state);
-    Ok(Admission { graph_version: version.clone(), messages, fields, meta, start, continues })
+    Ok(Admission { graph_version: version.clone(), messages, fields, meta, start, answers, continues })
 }
 
 /// The place of a run that goes on where the last one paused, stopped or failed.
@@ -223,14 +332,18 @@ fn chosen_start<'a>(manifest: &Manifest, state: &'a JsonMap) -> Result<Option<&'
 }
 
 /// Records the answer, if the thread waits for one.
-fn answered(mut meta: ExecutionMeta, input: &RunInput) -> Result<ExecutionMeta, Refusal> {
+fn answered(
+    mut meta: ExecutionMeta,
+    view: Option<&ThreadView>,
+    input: &RunInput,
+) -> Result<(ExecutionMeta, Vec<Answered>), Refusal> {
     let open = match (&meta.interrupt_reason, &meta.interrupt_data) {
         (Some(reason), Some(data)) if reason == "interrupt" => data.get("interrupt").cloned(),
         _ => None,
     };
     let Some(open) = open else {
         return match (&input.resume, &input.interrupt_id) {
-            (None, None) => Ok(meta),
+            (None, None) => Ok((meta, Vec::new())),
             (_, Some(id)) => Err(Refusal::NotThisInterrupt(id.clone())),
             (Some(_), None) => Err(Refusal::NothingToResume),
         };
@@ -247,18 +360,36 @@ fn answered(mut meta: ExecutionMeta, input: &RunInput) -> Result<ExecutionMeta, 
         let schema = schema.map_err(|error| Refusal::AnswerSchema(error.to_string()))?;
         schema.validate(answer).map_err(|error| Refusal::AnswerSchema(error.to_string()))?;
     }
+    let stored = view.and_then(|view| view.open.iter().find(|open| open.question.id == text("id")));
+    if stored.is_some_and(|open| open.is_expired) {
+        return Err(Refusal::Expired(text("id")));
+    }
     let answers = meta.internal_data.entry("interrupt_resume").or_insert_with(|| Json::Object(JsonMap::new()));
     if let Json::Object(answers) = answers {
         answers.insert(text("key"), answer.clone());
     }
-    Ok(meta)
+    let recorded = stored.map(|open| Answered {
+        id: open.question.id.clone(),
+        status: InterruptStatus::Answered,
+        answer: answer.clone(),
+        approved_hash: None,
+        by: input.answered_by.as_str().to_owned(),
+        comment: None,
+        action: "answer",
+    });
+    Ok((meta, recorded.into_iter().collect()))
 }
 
 /// The answers given so far to the questions of `node`, in the order of its calls.
 #[must_use]
 pub fn answers_of(meta: &ExecutionMeta, node: &str) -> Vec<Json> {
-    let answers = meta.internal_data.get("interrupt_resume");
-    (0..).map_while(|position| answers?.get(format!("node:{node}:{position}")).cloned()).collect()
+    (0..).map_while(|position| answer_to(meta, &format!("node:{node}:{position}")).cloned()).collect()
+}
+
+/// The canonical answer to the question at the position `key` of the node that runs again.
+#[must_use]
+pub fn answer_to<'a>(meta: &'a ExecutionMeta, key: &str) -> Option<&'a Json> {
+    meta.internal_data.get("interrupt_resume")?.get(key)
 }
 
 /// New to the context; where nothing is, a last user message the context does not end with is added

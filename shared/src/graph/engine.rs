@@ -3,11 +3,10 @@
 
 use std::collections::HashSet;
 
-use super::node::{Interrupt, NodeError, Outcome};
+use super::node::{NodeError, Outcome, Patch};
 use super::{Graph, GraphError, IdKind};
 use crate::domain::meta::{END, ExecutionMeta, ExecutionStatus};
-use crate::domain::state::to_json;
-use crate::domain::{Json, JsonMap, Message, MessageId, ThreadState};
+use crate::domain::{Json, JsonMap, Message, MessageId, Question, QuestionKind, ThreadState};
 
 /// Where the run is.
 #[derive(Debug, Clone, Copy)]
@@ -27,46 +26,20 @@ pub enum Next {
     Node(String),
     /// The graph's end.
     Completed,
-    /// Somebody is asked.
-    Interrupted(Option<Box<PendingInterrupt>>),
+    /// It pauses: these questions, in the order of the calls they are about, must be answered first;
+    /// none where the graph's own lists ask for the pause.
+    Interrupted(Vec<Question>),
     /// For good; the thread stays usable.
     Failed(RunError),
 }
 
-/// A question as it is stored and shown.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct PendingInterrupt {
-    /// `int_` + 32 hex digits, new for every pause.
-    pub id: String,
-    /// The position: `node:<node>:<n>`.
-    pub key: String,
-    /// The node that asks.
-    pub node: String,
-    /// See [`Interrupt::value`].
-    pub value: Json,
-    /// See [`Interrupt::message`].
-    pub message: Option<String>,
-    /// See [`Interrupt::reason`].
-    pub reason: String,
-    /// See [`Interrupt::response_schema`].
-    pub response_schema: Option<Json>,
-    /// The tool call it is about.
-    pub tool_call_id: Option<String>,
-}
-
-impl PendingInterrupt {
-    /// The question `question`, asked at `position` of `node`.
+impl Next {
+    /// The questions of a pause.
     #[must_use]
-    pub fn ask(node: &str, position: usize, question: Interrupt) -> Self {
-        Self {
-            id: format!("int_{}", uuid::Uuid::new_v4().simple()),
-            key: format!("node:{node}:{position}"),
-            node: node.to_owned(),
-            value: question.value,
-            message: question.message,
-            reason: question.reason,
-            response_schema: question.response_schema,
-            tool_call_id: None,
+    pub fn questions(&self) -> &[Question] {
+        match self {
+            Self::Interrupted(questions) => questions,
+            _ => &[],
         }
     }
 }
@@ -130,15 +103,11 @@ pub fn apply(state: &mut ThreadState, advance: &Advance) {
 pub fn advance(graph: &Graph, place: Place<'_>, state: &ThreadState, result: Result<Outcome, NodeError>) -> Advance {
     match result {
         Ok(outcome) => settle(graph, place, state, outcome).unwrap_or_else(|error| failed(state, place.node, error)),
-        Err(NodeError::Interrupt { position, question }) => match schema_error(&question) {
-            None => paused_inside(state, PendingInterrupt::ask(place.node, position, *question)),
-            Some(why) => {
-                let message =
-                    format!("Error in node '{}': its question's response_schema is no JSON Schema: {why}", place.node);
-                let node = Some(place.node.to_owned());
-                failed(state, place.node, RunError { code: "NODE_001".to_owned(), message, node, transient: false })
-            }
-        },
+        Err(NodeError::Interrupt { position, question }) => {
+            let question = question.asked_at(place.node, format!("node:{}:{position}", place.node));
+            let outcome = Outcome { questions: vec![question], ..Outcome::default() };
+            settle(graph, place, state, outcome).unwrap_or_else(|error| failed(state, place.node, error))
+        }
         Err(NodeError::Failed { code, message, retryable }) => {
             let message = format!("Error in node '{}': {message}", place.node);
             failed(
@@ -157,6 +126,9 @@ fn settle(graph: &Graph, place: Place<'_>, state: &ThreadState, outcome: Outcome
     let fields = changed_fields(graph, node, state, update.fields)?;
     let removed = in_context(state, update.remove);
     let messages = new_messages(manifest.ids, state, &removed, update.messages);
+    if !outcome.questions.is_empty() {
+        return asked(node, state, Patch { messages, remove: removed, fields }, outcome.questions);
+    }
     let target = match outcome.command.goto {
         Some(target) => graph.checked_target(node, target),
         // The state after the node is made only for a condition that looks at it.
@@ -177,7 +149,7 @@ fn settle(graph: &Graph, place: Place<'_>, state: &ThreadState, outcome: Outcome
     let pauses_before = manifest.interrupt_before.contains(&target);
     let (meta, next) = if pauses_after {
         let pause = paused(meta, ExecutionStatus::InterruptedAfter, node, &target, step);
-        (pause, Next::Interrupted(None))
+        (pause, Next::Interrupted(Vec::new()))
     } else if target == END {
         (completed(meta, node, step), Next::Completed)
     } else if place.seq + 1 >= place.step_limit {
@@ -187,7 +159,7 @@ fn settle(graph: &Graph, place: Place<'_>, state: &ThreadState, outcome: Outcome
         (errored(meta.running_at(node, step), &error), Next::Failed(error))
     } else if pauses_before {
         let pause = paused(meta, ExecutionStatus::InterruptedBefore, &target, &target, step);
-        (pause, Next::Interrupted(None))
+        (pause, Next::Interrupted(Vec::new()))
     } else {
         (meta.running_at(&target, step), Next::Node(target))
     };
@@ -210,28 +182,45 @@ pub fn failed(state: &ThreadState, node: &str, error: RunError) -> Advance {
     }
 }
 
+/// A pause inside `node`, which is not done: its answers stay, and it runs again with all of them.
+fn asked(node: &str, state: &ThreadState, update: Patch, questions: Vec<Question>) -> Result<Advance, RunError> {
+    if let Some(why) = questions.iter().find_map(schema_error) {
+        let message = format!("Error in node '{node}': its question's response_schema is no JSON Schema: {why}");
+        return Err(RunError { code: "NODE_001".to_owned(), message, node: Some(node.to_owned()), transient: false });
+    }
+    let meta = state.execution_meta.clone();
+    let step = meta.step;
+    Ok(Advance {
+        messages: update.messages,
+        removed: update.remove,
+        fields: update.fields,
+        stopped_meta: stopped(meta.clone(), node, step),
+        meta: waiting(meta, node, questions.iter()),
+        next: Next::Interrupted(questions),
+    })
+}
+
 /// Why nobody could ever answer `question`.
-fn schema_error(question: &Interrupt) -> Option<String> {
+fn schema_error(question: &Question) -> Option<String> {
     let schema = question.response_schema.as_ref().filter(|schema| !schema.is_null())?;
     jsonschema::validator_for(schema).err().map(|error| error.to_string())
 }
 
-fn paused_inside(state: &ThreadState, interrupt: PendingInterrupt) -> Advance {
-    let mut meta = state.execution_meta.clone();
-    let stopped_meta = stopped(meta.clone(), &interrupt.node, meta.step);
-    meta.status = ExecutionStatus::InterruptedBefore;
-    meta.current_node.clone_from(&interrupt.node);
-    meta.interrupted_node = Some(interrupt.node.clone());
-    meta.interrupt_reason = Some("interrupt".to_owned());
-    meta.interrupt_data = Some(serde_json::json!({ "interrupt": to_json(&interrupt) }));
-    Advance {
-        messages: Vec::new(),
-        removed: Vec::new(),
-        fields: JsonMap::new(),
-        meta,
-        stopped_meta,
-        next: Next::Interrupted(Some(Box::new(interrupt))),
-    }
+/// The place while the questions `open` of `node`, in the order of the calls, wait for answers. It
+/// shows the first one that a person must answer; where only clients' tools are awaited, it says so.
+#[must_use]
+pub fn waiting<'a>(mut meta: ExecutionMeta, node: &str, open: impl IntoIterator<Item = &'a Question>) -> ExecutionMeta {
+    let shown = open.into_iter().find(|question| question.kind != QuestionKind::Remote);
+    let (status, reason) = match shown {
+        Some(_) => (ExecutionStatus::InterruptedBefore, "interrupt"),
+        None => (ExecutionStatus::InterruptedAfter, "remote_tool_call"),
+    };
+    meta.status = status;
+    node.clone_into(&mut meta.current_node);
+    meta.interrupted_node = Some(node.to_owned());
+    meta.interrupt_reason = Some(reason.to_owned());
+    meta.interrupt_data = shown.map(|question| serde_json::json!({ "interrupt": question.wire() }));
+    meta
 }
 
 /// A completed thread keeps the last node as its current one.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::meta::{END, START};
-use crate::domain::{GraphVersion, Json, JsonMap, PoolName};
+use crate::domain::{GraphVersion, Json, JsonMap, PoolName, ToolsSpec};
 
 /// A graph as data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -184,6 +184,21 @@ impl Manifest {
             (Some(edge), false) => edge.target.as_deref(),
             _ => None,
         }
+    }
+
+    /// The tools of a `tools` node; null as its spec means none.
+    ///
+    /// # Errors
+    /// A sentence if `node` is no tools node or its spec is not one. Whoever cannot read the guard
+    /// must not run the tools.
+    pub fn tools_of(&self, node: &str) -> Result<ToolsSpec, String> {
+        let Some(spec) = self.node(node).filter(|spec| spec.kind == "tools") else {
+            return Err(format!("'{node}' is not a tools node of graph '{}'", self.name));
+        };
+        if spec.spec.is_null() {
+            return Ok(ToolsSpec::default());
+        }
+        ToolsSpec::deserialize(&spec.spec).map_err(|error| format!("the spec of tools node '{node}': {error}"))
     }
 
     /// The policy of a place; `__start__` has the default.

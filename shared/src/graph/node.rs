@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::{Caller, Json, JsonMap, Message, MessageId, Role, RunId, StepId, ThreadId, ThreadState};
+use crate::domain::interrupt::milliseconds;
+use crate::domain::{
+    Caller, Json, JsonMap, Message, MessageId, Question, QuestionKind, Role, RunId, StepId, ThreadId, ThreadState,
+};
 
 /// One node's code.
 #[async_trait]
@@ -121,6 +124,31 @@ pub struct Interrupt {
     /// JSON Schema of the answer.
     #[serde(default)]
     pub response_schema: Option<Json>,
+    /// Free data for whoever shows the question.
+    #[serde(default)]
+    pub metadata: JsonMap,
+    /// How long it may be answered, in milliseconds. `None` = for ever.
+    #[serde(default, with = "milliseconds")]
+    pub expires_in: Option<Duration>,
+    /// The answer it gets when that time is over; `None` = none, it stays and is listed as expired.
+    #[serde(default)]
+    pub on_expiry: Option<Json>,
+}
+
+impl Interrupt {
+    /// The question as `node` asks it at the position `key`.
+    #[must_use]
+    pub fn asked_at(self, node: &str, key: String) -> Question {
+        Question {
+            message: self.message,
+            value: self.value,
+            response_schema: self.response_schema.filter(|schema| !schema.is_null()),
+            metadata: self.metadata,
+            expires_in: self.expires_in,
+            on_expiry: self.on_expiry,
+            ..Question::new(QuestionKind::Input, node, key, &self.reason)
+        }
+    }
 }
 
 fn input_required() -> String {
@@ -129,7 +157,15 @@ fn input_required() -> String {
 
 impl Default for Interrupt {
     fn default() -> Self {
-        Self { value: Json::Null, message: None, reason: input_required(), response_schema: None }
+        Self {
+            value: Json::Null,
+            message: None,
+            reason: input_required(),
+            response_schema: None,
+            metadata: JsonMap::new(),
+            expires_in: None,
+            on_expiry: None,
+        }
     }
 }
 
@@ -158,6 +194,10 @@ pub struct Command {
 pub struct Outcome {
     /// What changes, and where to go.
     pub command: Command,
+    /// Questions that must be answered before the node is done, in the order of the calls they are
+    /// about. With any, the run pauses: `command.update` is committed together with the pause,
+    /// `command.goto` is ignored, and the node runs again with all answers.
+    pub questions: Vec<Question>,
 }
 
 /// Why a node did not return an outcome.
@@ -212,7 +252,7 @@ impl IntoOutcome for Outcome {
 
 impl IntoOutcome for Command {
     fn into_outcome(self) -> Result<Outcome, NodeError> {
-        Ok(Outcome { command: self })
+        Ok(Outcome { command: self, questions: Vec::new() })
     }
 }
 

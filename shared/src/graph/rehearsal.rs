@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{Admission, Refusal, RunInput, Start, ThreadView, admit, answers_of};
+use super::admission::{
+    Admission, Answered, AnsweredQuestion, OpenQuestion, Refusal, RunInput, Start, ThreadView, admit, answers_of,
+};
 use super::engine::{Advance, Next, Place, RunError, advance, apply};
 use super::{Graph, NodeContext, START};
 use crate::domain::{Caller, JsonMap, Message, Role, RunId, StepId, ThreadId, ThreadState};
@@ -17,6 +19,9 @@ pub(crate) struct Rehearsal {
     pub state: Option<ThreadState>,
     pub last_error: Option<String>,
     pub active_run: Option<RunId>,
+    /// The questions of the pause.
+    pub open: Vec<OpenQuestion>,
+    pub answered: Vec<AnsweredQuestion>,
     pub step_limit: i32,
     /// A stop is seen by the commit of this node's step.
     pub stop_in: Option<&'static str>,
@@ -29,13 +34,25 @@ pub(crate) struct Rehearsal {
 pub(crate) enum Ended {
     Completed,
     Interrupted,
+    /// An answer was recorded; others are missing.
+    StillPaused,
     Stopped,
     Failed(RunError),
 }
 
 impl Rehearsal {
     pub(crate) fn of(graph: Graph) -> Self {
-        Self { graph, state: None, last_error: None, active_run: None, step_limit: 25, stop_in: None, ran: Vec::new() }
+        Self {
+            graph,
+            state: None,
+            last_error: None,
+            active_run: None,
+            open: Vec::new(),
+            answered: Vec::new(),
+            step_limit: 25,
+            stop_in: None,
+            ran: Vec::new(),
+        }
     }
 
     /// What admission says, without a run.
@@ -54,6 +71,8 @@ impl Rehearsal {
             known_ids: state.context.iter().map(|message| message.message_id.clone()).collect(),
             last_role: state.last_message().map(|message| message.role),
             last_error: self.last_error.clone(),
+            open: self.open.clone(),
+            answered: self.answered.clone(),
         })
     }
 
@@ -76,8 +95,13 @@ impl Rehearsal {
         state.context.extend(admission.messages);
         state.fields.extend(admission.fields);
         state.execution_meta = admission.meta;
-        self.last_error = None;
+        self.record(admission.answers);
+        if admission.start != Start::StillPaused {
+            self.last_error = None;
+            self.answered.clear();
+        }
         let ended = match admission.start {
+            Start::StillPaused => Ended::StillPaused,
             Start::Completed => Ended::Completed,
             Start::Interrupted => Ended::Interrupted,
             Start::Node(node) => self.run(&mut state, node),
@@ -87,6 +111,19 @@ impl Rehearsal {
         }
         self.state = Some(state);
         Ok(ended)
+    }
+
+    /// Moves answered questions from the open ones to the others, as a store does.
+    fn record(&mut self, answers: Vec<Answered>) {
+        for given in answers {
+            let place = self.open.iter().position(|open| open.question.id == given.id);
+            let open = self.open.remove(place.expect("the rules answer open questions only"));
+            self.answered.push(AnsweredQuestion {
+                question: open.question,
+                status: given.status,
+                answer: given.answer,
+            });
+        }
     }
 
     fn run(&mut self, state: &mut ThreadState, mut node: String) -> Ended {
@@ -103,7 +140,11 @@ impl Rehearsal {
                     self.stop_in = None;
                     return Ended::Stopped;
                 }
-                Next::Interrupted(_) => return Ended::Interrupted,
+                Next::Interrupted(questions) => {
+                    let open = |question| OpenQuestion { question, is_expired: false };
+                    self.open = questions.into_iter().map(open).collect();
+                    return Ended::Interrupted;
+                }
                 Next::Node(next) => node = next,
             }
             seq += 1;

@@ -1,8 +1,10 @@
 //! What a node says as data: the answer of a node in another language, and of a scripted one.
 //!
 //! `{"messages"?: [text or message], "remove"?: [id], "fields"?: {…}, "goto"?: node}`, or
-//! `{"interrupt": {"value"?, "message"?, "reason"?, "response_schema"?}}`, or
-//! `{"error": {"message", "code"?, "retryable"?}}`.
+//! `{"interrupt": {"value"?, "message"?, "reason"?, "response_schema"?, "metadata"?, "expires_in"?, "on_expiry"?}}`
+//! (`expires_in` in milliseconds), or `{"error": {"message", "code"?, "retryable"?}}`.
+
+use std::time::Duration;
 
 use super::ids::unix_seconds;
 use super::{Command, IdKind, Interrupt, NodeContext, NodeError, Outcome, Patch};
@@ -51,7 +53,8 @@ impl Reply {
             Some(fields) => object("'fields'", fields)?.clone(),
         };
         let goto = text(map, "goto")?;
-        Ok(Self::Done(Outcome { command: Command { update: Patch { messages, remove, fields }, goto } }))
+        let command = Command { update: Patch { messages, remove, fields }, goto };
+        Ok(Self::Done(Outcome { command, ..Outcome::default() }))
     }
 
     /// What the node returns; a question follows the answers the node was given.
@@ -101,7 +104,11 @@ fn sentence(errors: &[FieldError]) -> String {
 
 fn question_of(value: &Json) -> Result<Interrupt, String> {
     let map = object("'interrupt'", value)?;
-    only(map, "'interrupt'", &["value", "message", "reason", "response_schema"])?;
+    only(
+        map,
+        "'interrupt'",
+        &["value", "message", "reason", "response_schema", "metadata", "expires_in", "on_expiry"],
+    )?;
     let response_schema = map.get("response_schema").filter(|schema| !schema.is_null()).cloned();
     if let Some(Err(error)) = response_schema.as_ref().map(jsonschema::validator_for) {
         return Err(format!("'response_schema' is no JSON Schema: {error}"));
@@ -111,6 +118,12 @@ fn question_of(value: &Json) -> Result<Interrupt, String> {
         message: text(map, "message")?,
         reason: text(map, "reason")?.unwrap_or(Interrupt::default().reason),
         response_schema,
+        metadata: match map.get("metadata") {
+            None | Some(Json::Null) => JsonMap::new(),
+            Some(metadata) => object("'metadata'", metadata)?.clone(),
+        },
+        expires_in: span(map, "expires_in")?,
+        on_expiry: map.get("on_expiry").filter(|answer| !answer.is_null()).cloned(),
     })
 }
 
@@ -148,6 +161,16 @@ fn list<'a>(map: &'a JsonMap, name: &str) -> Result<&'a [Json], String> {
         None | Some(Json::Null) => Ok(&[]),
         Some(Json::Array(items)) => Ok(items),
         Some(_) => Err(format!("'{name}' is not a list")),
+    }
+}
+
+fn span(map: &JsonMap, name: &str) -> Result<Option<Duration>, String> {
+    match map.get(name) {
+        None | Some(Json::Null) => Ok(None),
+        Some(value) => match value.as_u64() {
+            Some(milliseconds) => Ok(Some(Duration::from_millis(milliseconds))),
+            None => Err(format!("'{name}' is not a whole number of milliseconds")),
+        },
     }
 }
 
@@ -197,9 +220,16 @@ mod tests {
 
     #[test]
     fn a_reply_asks_or_fails() {
-        let asked = parse(json!({"interrupt": {"value": {"amount": 42}, "message": "Refund 42?"}}));
-        let question =
-            Interrupt { value: json!({"amount": 42}), message: Some("Refund 42?".into()), ..Interrupt::default() };
+        let asked = parse(json!({"interrupt": {
+            "value": {"amount": 42}, "message": "Refund 42?", "expires_in": 1500, "on_expiry": false,
+        }}));
+        let question = Interrupt {
+            value: json!({"amount": 42}),
+            message: Some("Refund 42?".into()),
+            expires_in: Some(Duration::from_millis(1500)),
+            on_expiry: Some(json!(false)),
+            ..Interrupt::default()
+        };
         assert_eq!(asked, Ok(Reply::Ask(question)));
 
         let failed = parse(json!({"error": {"message": "down", "retryable": true}}));
@@ -218,6 +248,7 @@ mod tests {
             (json!({"goto": 1}), "'goto' is not text"),
             (json!({"interrupt": {}, "fields": {}}), "'fields'"),
             (json!({"interrupt": {"response_schema": {"type": "nonsense"}}}), "no JSON Schema"),
+            (json!({"interrupt": {"expires_in": -1}}), "'expires_in'"),
             (json!({"error": {}}), "no 'message'"),
             (json!({"error": {"message": "x", "retryable": 1}}), "'retryable'"),
         ] {

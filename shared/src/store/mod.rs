@@ -1,6 +1,7 @@
-//! Where the truth lives. One trait in five parts, kept by Postgres, SQLite and (for the
+//! Where the truth lives. One trait in parts, kept by Postgres, SQLite and (for the
 //! simulation) memory; one contract suite runs on all of them. The only home of SQL.
 
+pub mod ask;
 #[cfg(feature = "testing")]
 pub mod contract;
 #[cfg(feature = "testing")]
@@ -14,13 +15,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
+pub use ask::*;
 pub use postgres::{PgOptions, PgStore};
 pub use record::*;
 pub use sqlite::SqliteStore;
 
 use crate::domain::{
-    GraphVersion, JsonMap, LeaseToken, Message, MessageId, PoolName, RunId, Scope, StepId, Tenant, ThreadId,
-    ThreadState, WorkerId,
+    CallResult, GraphVersion, InterruptRecord, JsonMap, LeaseToken, Message, MessageId, PoolName, RunId, Scope, StepId,
+    Tenant, ThreadId, ThreadState, WorkerId,
 };
 use crate::graph::admission::{Admission, Refusal, ThreadView};
 use crate::queue::Job;
@@ -72,7 +74,7 @@ pub enum StoreError {
 /// Decides on the locked thread whether it takes the run; see [`crate::graph::admission::admit`].
 pub type Admit<'a> = &'a (dyn Fn(Option<&ThreadView>) -> Result<Admission, Refusal> + Send + Sync);
 
-/// All five parts.
+/// The parts that every role needs.
 pub trait Store: Schema + Graphs + Runs + Steps + Threads + Upkeep {}
 
 impl<T: Schema + Graphs + Runs + Steps + Threads + Upkeep> Store for T {}
@@ -112,6 +114,9 @@ pub trait Runs: Send + Sync + 'static {
     /// Creates the run, its messages, fields, checkpoint and first step in one transaction, on the
     /// thread `admit` agreed to (created if it is new); the idempotency key is taken first (R21).
     /// An admission that continues after a pause makes the run resume the paused one: same root.
+    /// Its answers are recorded in the same transaction, each with an audit entry; where others of
+    /// the pause stay open there is no run ([`Created::StillPaused`]), and a key stands for the
+    /// paused one.
     async fn create_run(&self, new: NewRun, admit: Admit<'_>) -> Result<Created, StoreError>;
 
     /// One run, with the status of the chain it is the root of left to [`Runs::last_of_chain`].
@@ -187,6 +192,39 @@ pub trait Steps: Send + Sync + 'static {
         end: &AttemptEnd,
         delay: Duration,
     ) -> Result<bool, StoreError>;
+}
+
+/// Questions as people see them. They are written by the commit that pauses ([`StepCommit::questions`])
+/// and answered by [`Runs::create_run`] ([`Admission::answers`]), both under the thread's lock.
+#[async_trait]
+pub trait Interrupts: Send + Sync + 'static {
+    /// Questions, oldest first; a page costs the same however many there are.
+    async fn interrupts(&self, scope: &Scope, filter: &InterruptFilter) -> Result<Vec<InterruptRecord>, StoreError>;
+
+    /// One question.
+    async fn interrupt(&self, scope: &Scope, id: &str) -> Result<Option<InterruptRecord>, StoreError>;
+
+    /// Open questions of all tenants whose time is over and that have a default answer, the oldest
+    /// first, at most `limit`. Nothing is written: whoever applies the default goes through
+    /// [`Runs::create_run`], as every answer does.
+    async fn due_for_expiry(&self, limit: u32) -> Result<Vec<InterruptRecord>, StoreError>;
+}
+
+/// The ledger of tool calls: no call is forgotten, none is silently repeated.
+#[async_trait]
+pub trait Ledger: Send + Sync + 'static {
+    /// Says, before any of them starts, what a step is about to do: one statement under its lease for
+    /// all its calls, durable on return; one answer per intent, in order. Each call may be named
+    /// once. The same intents under the same lease are answered the same again, so a lost answer
+    /// may be asked for once more.
+    async fn begin_calls(&self, step: StepId, lease: LeaseToken, intents: &[Intent]) -> Result<Vec<Begun>, StoreError>;
+
+    /// Stores a call's result by its intent's own token, also after the lease is lost: it is a fact.
+    /// The first result counts.
+    async fn finish_call(&self, key: &CallKey, token: LeaseToken, result: &CallResult) -> Result<Finished, StoreError>;
+
+    /// The calls of a thread, in the order of their first start.
+    async fn calls(&self, scope: &Scope, thread: &ThreadId) -> Result<Vec<ToolExecution>, StoreError>;
 }
 
 /// Threads as a client sees them.

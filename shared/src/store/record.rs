@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fields, Time};
 use crate::domain::{
-    Caller, ExecutionMeta, GraphVersion, Json, JsonMap, LeaseToken, Message, PoolName, RunId, RunStatus, StepId,
-    Tenant, ThreadId, ThreadKey, UserId, WorkerId,
+    Caller, ExecutionMeta, GraphVersion, Json, JsonMap, LeaseToken, Message, PoolName, Question, RunId, RunStatus,
+    StepId, Tenant, ThreadId, ThreadKey, UserId, WorkerId,
 };
 use crate::graph::Manifest;
 use crate::graph::engine::RunError;
@@ -101,8 +101,11 @@ impl FirstStep {
 pub enum Created {
     /// A new run.
     New(Box<NewlyCreated>),
-    /// The key was used before: its run.
+    /// The key was used before: its run, or the paused run if it answered a question of a pause that
+    /// went on.
     Replayed(Box<RunRecord>),
+    /// Answers were recorded; other questions of the pause are open still.
+    StillPaused(Box<super::StillPaused>),
 }
 
 /// A run that was just created.
@@ -416,6 +419,9 @@ pub struct StepCommit {
     pub removed: Vec<i64>,
     /// Changed fields.
     pub fields: Fields,
+    /// Questions of a pause, in order; only with [`Then::End`] as interrupted. Not written if a stop
+    /// is seen.
+    pub questions: Vec<Question>,
     /// The next step, or how the run ends.
     pub then: Then,
 }

@@ -188,6 +188,7 @@ impl World {
                 }
             }
             Ok(Created::Replayed(run)) => self.asked[index].run = Some(run.id),
+            Ok(Created::StillPaused(paused)) => panic!("its graphs ask one question at a time: {paused:?}"),
             Err(StoreError::Refused(_) | StoreError::Unavailable { .. }) => {}
             Err(error) => panic!("a client hears of a refusal or of an outage, not of {error:?}"),
         }

@@ -183,7 +183,7 @@ impl Node for ScriptedNode {
             message.metadata.insert(MARK.to_owned(), ctx.node.as_str().into());
         }
         let update = Patch { messages, remove: Vec::new(), fields: spec.fields.clone() };
-        Ok(Outcome { command: Command { update, goto: spec.goto.clone() } })
+        Ok(Outcome { command: Command { update, goto: spec.goto.clone() }, ..Outcome::default() })
     }
 }
 
@@ -194,6 +194,7 @@ impl From<QuestionSpec> for Interrupt {
             message: spec.message,
             reason: spec.reason.unwrap_or(Self::default().reason),
             response_schema: Some(spec.response_schema).filter(|schema| !schema.is_null()),
+            ..Self::default()
         }
     }
 }

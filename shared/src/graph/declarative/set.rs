@@ -87,7 +87,8 @@ impl SetNode {
             Ok(Some(other)) => return Err(format!("'goto' is {other}, not the name of a node")),
             Err(error) => return Err(format!("'goto': {error}")),
         };
-        Ok(Outcome { command: Command { update: Patch { messages, remove: Vec::new(), fields }, goto } })
+        let command = Command { update: Patch { messages, remove: Vec::new(), fields }, goto };
+        Ok(Outcome { command, ..Outcome::default() })
     }
 }
 

@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::domain::{ExecutionMeta, Role};
+use crate::domain::{CallRef, ExecutionMeta, Role};
 use crate::graph::admission::RunInput;
 use crate::graph::rehearsal::{Ended, Rehearsal, says};
-use crate::graph::{Command, GraphBuilder, NodeContext, Patch, START};
+use crate::graph::{Command, GraphBuilder, Interrupt, NodeContext, START};
 
 fn builder() -> GraphBuilder {
     Graph::builder("g")
@@ -35,11 +35,12 @@ fn state() -> ThreadState {
 const A: Place<'static> = Place { node: "a", seq: 1, step_limit: 25 };
 
 fn patch(patch: Patch) -> Result<Outcome, NodeError> {
-    Ok(Outcome { command: Command { update: patch, goto: None } })
+    Ok(Outcome { command: Command { update: patch, goto: None }, ..Outcome::default() })
 }
 
 fn goto(target: &str) -> Result<Outcome, NodeError> {
-    Ok(Outcome { command: Command { update: Patch::default(), goto: Some(target.to_owned()) } })
+    let command = Command { update: Patch::default(), goto: Some(target.to_owned()) };
+    Ok(Outcome { command, ..Outcome::default() })
 }
 
 fn failure(advance: &Advance) -> &RunError {
@@ -202,7 +203,7 @@ fn pauses_are_written_as_the_wire_shows_them() {
     ] {
         let advance = advance(&graph, A, &state(), Ok(Outcome::default()));
 
-        assert_eq!(advance.next, Next::Interrupted(None));
+        assert_eq!(advance.next, Next::Interrupted(Vec::new()));
         let meta = &advance.meta;
         assert_eq!((meta.status, meta.current_node.as_str(), meta.step), (status, "b", 2));
         assert_eq!((meta.interrupted_node.as_deref(), meta.interrupt_reason.as_deref()), (Some(node), Some(reason)));
@@ -218,7 +219,8 @@ fn a_question_pauses_inside_its_node() {
 
     let advance = advance(&graph(), A, &state(), asks);
 
-    let Next::Interrupted(Some(pending)) = &advance.next else { panic!("{:?}", advance.next) };
+    let Next::Interrupted(questions) = &advance.next else { panic!("{:?}", advance.next) };
+    let [pending] = questions.as_slice() else { panic!("{questions:?}") };
     assert_eq!(pending.key, "node:a:1");
     assert!(pending.id.len() == 36 && pending.id.starts_with("int_"), "{}", pending.id);
     let meta = &advance.meta;
@@ -226,6 +228,35 @@ fn a_question_pauses_inside_its_node() {
     assert_eq!(meta.interrupt_reason.as_deref(), Some("interrupt"));
     assert_eq!(meta.interrupt_data.as_ref().unwrap()["interrupt"]["message"], "Refund 42?");
     assert_eq!(advance.stopped_meta.interrupted_node.as_deref(), Some("a"));
+}
+
+/// Results of calls that needed no answer are kept with the pause; answers given before stay.
+#[test]
+fn several_questions_pause_with_what_is_done() {
+    let mut before = state();
+    before.execution_meta.internal_data.insert("interrupt_resume".into(), json!({"gate:c0": {"outcome": "approved"}}));
+    let ask = |kind, call: &str, key: String| Question {
+        call: Some(CallRef::new("m".into(), call, "refund", json!({}))),
+        ..Question::new(kind, "a", key, "tool_call")
+    };
+    let remote = ask(QuestionKind::Remote, "c1", "remote:c1".into());
+    let gate = ask(QuestionKind::Gate, "c2", "gate:c2".into());
+    let update = Patch { messages: vec![Message::text(Role::Tool, "done")], ..Patch::default() };
+    let command = Command { update, goto: Some("nowhere".into()) };
+    let mixed = Outcome { command, questions: vec![remote.clone(), gate.clone()] };
+    let only_remote = Outcome { questions: vec![remote.clone()], ..Outcome::default() };
+
+    let mixed = advance(&graph(), A, &before, Ok(mixed));
+    let only_remote = advance(&graph(), A, &before, Ok(only_remote));
+
+    assert_eq!(mixed.next, Next::Interrupted(vec![remote.clone(), gate.clone()]));
+    assert_eq!(mixed.messages.len(), 1);
+    assert!(mixed.meta.internal_data.contains_key("interrupt_resume"));
+    assert_eq!(mixed.meta.interrupt_data, Some(json!({"interrupt": gate.wire()})));
+    assert_eq!((mixed.meta.current_node.as_str(), mixed.meta.step), ("a", 1));
+    assert_eq!(only_remote.meta.status, ExecutionStatus::InterruptedAfter);
+    assert_eq!(only_remote.meta.interrupt_reason.as_deref(), Some("remote_tool_call"));
+    assert_eq!((only_remote.meta.current_node.as_str(), only_remote.meta.interrupt_data), ("a", None));
 }
 
 #[test]

@@ -131,6 +131,7 @@ pub async fn one_key_makes_one_run(store: Arc<dyn Store>) {
         match answer.unwrap().unwrap() {
             Created::New(created) => new.push(created.run.id),
             Created::Replayed(run) => replayed.push(run.id),
+            Created::StillPaused(paused) => panic!("nothing was paused: {paused:?}"),
         }
     }
     assert_eq!((new.len(), replayed.len()), (1, 49));

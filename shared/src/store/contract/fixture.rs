@@ -91,7 +91,7 @@ impl World {
     pub(crate) async fn try_create(&self, new: NewRun, input: RunInput) -> Result<NewlyCreated, StoreError> {
         match self.submit(new, input).await? {
             Created::New(created) => Ok(*created),
-            Created::Replayed(run) => panic!("run {} was replayed without a key", run.id),
+            other => panic!("a run was to be created: {other:?}"),
         }
     }
 
@@ -134,7 +134,7 @@ impl World {
         };
         let state = full_state(&self.graph.manifest, &stored);
         let place = Place { node: &claimed.node, seq: claimed.step.seq, step_limit: loaded.run.step_limit };
-        let outcome = result.map(|update| Outcome { command: Command { update, goto: None } });
+        let outcome = result.map(|update| Outcome { command: Command { update, goto: None }, questions: Vec::new() });
         let advance = engine::advance(&self.graph, place, &state, outcome);
         let leaves = |(_, message): &&(i64, Message)| advance.removed.contains(&message.message_id);
         StepCommit {
@@ -146,6 +146,7 @@ impl World {
             fields: advance.fields,
             meta: advance.meta,
             stopped_meta: advance.stopped_meta,
+            questions: advance.next.questions().to_vec(),
             then: self.then(advance.next),
         }
     }

@@ -22,6 +22,10 @@ pub(super) fn create_run(tables: &mut Tables, new: NewRun, admit: Admit<'_>, now
     }
     let view = key.map(|key| view(tables, &tables.threads[&key], &new.message_ids));
     let admission = admit(view.as_ref())?;
+    if admission.start == Start::StillPaused {
+        let message = "an answer that keeps its pause is not recorded by this store".to_owned();
+        return Err(StoreError::Corrupt { doing: "create a run", message });
+    }
 
     if let Some(key) = &new.idempotency {
         let row = IdempotencyRow { run: new.id, body_hash: key.body_hash.clone(), expires_at: now + span(key.ttl) };
@@ -57,6 +61,8 @@ fn view(tables: &Tables, thread: &ThreadRow, asked: &[MessageId]) -> ThreadView 
         known_ids: known.cloned().collect(),
         last_role: thread.context().next_back().map(|(_, message)| message.role),
         last_error: last_run.and_then(|run| run.error.as_ref()).map(|error| error.code.clone()),
+        open: Vec::new(),
+        answered: Vec::new(),
     }
 }
 
@@ -133,7 +139,7 @@ fn write(
             Some(lane)
         }
         Start::Completed => close(tables, id, RunStatus::Completed, now),
-        Start::Interrupted => close(tables, id, RunStatus::Interrupted, now),
+        Start::Interrupted | Start::StillPaused => close(tables, id, RunStatus::Interrupted, now),
     };
     let run = tables.run_view(id).expect("it was just inserted");
     NewlyCreated { run, is_new_thread, messages: admission.messages, version, meta: admission.meta, lane }

@@ -69,6 +69,10 @@ impl PgStore {
             }
         };
         let mut admission = admit(known.as_ref().map(|known| &known.view))?;
+        if admission.start == Start::StillPaused {
+            let message = "an answer that keeps its pause is not recorded by this store".to_owned();
+            return Err(StoreError::Corrupt { doing: DOING, message });
+        }
         let plan = Plan::of(new, known.as_ref(), &mut admission);
         let Some(row) = write(&mut tx, new, &plan, &admission, known.is_none()).await? else {
             return Ok(Try::Again);
@@ -197,6 +201,8 @@ impl Known {
             known_ids: row.known.unwrap_or_default().iter().map(|id| MessageId::from(id.as_str())).collect(),
             last_role: row.last_role.and_then(|role| role_named(&role)),
             last_error: error.map(|error| error.code),
+            open: Vec::new(),
+            answered: Vec::new(),
         };
         let last = match (thread.last_run, row.root_id, row.status, row.class) {
             (Some(id), Some(root), Some(status), Some(class)) => Some(LastRun {
@@ -235,7 +241,7 @@ impl Plan {
         let (status, thread_status) = match admission.start {
             Start::Node(_) => (RunStatus::Queued, "busy"),
             Start::Completed => (RunStatus::Completed, "idle"),
-            Start::Interrupted => (RunStatus::Interrupted, "interrupted"),
+            Start::Interrupted | Start::StillPaused => (RunStatus::Interrupted, "interrupted"),
         };
         let first = match &admission.start {
             Start::Node(node) => {
@@ -246,7 +252,7 @@ impl Plan {
                 );
                 Some((node.clone(), i32::from(node != START), step))
             }
-            Start::Completed | Start::Interrupted => None,
+            Start::Completed | Start::Interrupted | Start::StillPaused => None,
         };
         let paused = known
             .and_then(|known| known.last.as_ref())

@@ -116,6 +116,8 @@ async fn view(
         known_ids,
         last_role: last_role(db, thread.key).await?,
         last_error: last.and_then(|run| run.error.as_ref()).map(|error| error.code.clone()),
+        open: Vec::new(),
+        answered: Vec::new(),
     })
 }
 
@@ -159,14 +161,18 @@ async fn write(
     is_new_thread: bool,
     now: Time,
 ) -> Result<Created, StoreError> {
+    if admission.start == Start::StillPaused {
+        let message = "an answer that keeps its pause is not recorded by this store".to_owned();
+        return Err(StoreError::Corrupt { doing: DOING, message });
+    }
     let status = match admission.start {
         Start::Node(_) => RunStatus::Queued,
         Start::Completed => RunStatus::Completed,
-        Start::Interrupted => RunStatus::Interrupted,
+        Start::Interrupted | Start::StillPaused => RunStatus::Interrupted,
     };
     let first = match &admission.start {
         Start::Node(node) => Some((node.as_str(), first_step(new, &admission, node)?)),
-        Start::Completed | Start::Interrupted => None,
+        Start::Completed | Start::Interrupted | Start::StillPaused => None,
     };
     // A resume stays in the class and the trace of its chain.
     let class = paused.map_or(new.class, |paused| paused.class);

@@ -77,7 +77,7 @@ async fn create(store: &SqliteStore, thread: &str, state: JsonMap) -> NewlyCreat
     let decide = |view: Option<&crate::graph::admission::ThreadView>| admit(&versions, &thread_id, view, &input);
     match store.create_run(new, &decide).await.expect("the thread takes a run") {
         Created::New(created) => *created,
-        Created::Replayed(_) => panic!("no key was given"),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -98,6 +98,7 @@ fn commit_of(claimed: &Claimed, fields: JsonMap, then: Then) -> StepCommit {
         messages: vec![Message::text(Role::Assistant, "world")],
         removed: Vec::new(),
         fields,
+        questions: Vec::new(),
         then,
     }
 }
