@@ -60,7 +60,9 @@ fn apply(command: Command, settings: &Map<String, Value>) -> Result<Command> {
 /// Sets the values in `command` and what is below it; takes those that found a flag from `unknown`.
 fn with_values(mut command: Command, values: &[(String, String)], unknown: &mut BTreeSet<&str>) -> Command {
     for (flag, value) in values {
-        let Some(argument) = command.get_arguments().find(|argument| argument.get_long() == Some(flag)) else {
+        // What has an environment variable is a setting; the other flags belong to one call.
+        let is_setting = |argument: &&clap::Arg| argument.get_long() == Some(flag) && argument.get_env().is_some();
+        let Some(argument) = command.get_arguments().find(is_setting) else {
             continue;
         };
         let (id, is_secret) = (argument.get_id().clone(), argument.is_hide_env_values_set());
@@ -99,9 +101,11 @@ mod tests {
 
     fn command() -> Command {
         let pools = Arg::new("pools").long("pools").env("THREADGATE_TEST_POOLS").value_delimiter(',');
-        let slots = Arg::new("slots").long("worker-slots").default_value("64");
-        let quiet = Arg::new("quiet").long("quiet").action(ArgAction::SetTrue);
-        Command::new("threadgate").subcommand(Command::new("worker").args([pools, slots, quiet]))
+        let slots = Arg::new("slots").long("worker-slots").env("THREADGATE_TEST_SLOTS").default_value("64");
+        let quiet = Arg::new("quiet").long("quiet").env("THREADGATE_TEST_QUIET").action(ArgAction::SetTrue);
+        let limit = Arg::new("limit").long("limit");
+        let runs = Command::new("runs").args([limit]);
+        Command::new("threadgate").subcommand(Command::new("worker").args([pools, slots, quiet])).subcommand(runs)
     }
 
     fn settings(value: Value) -> Map<String, Value> {
@@ -131,6 +135,13 @@ mod tests {
         assert!(error.to_string().contains("'slot'"), "{error}");
         let error = apply(command(), &settings(json!({"pools": {"gpu": 1}}))).unwrap_err();
         assert!(error.to_string().contains("'pools'"), "{error}");
+    }
+
+    #[test]
+    fn a_flag_of_one_call_is_no_setting() {
+        let error = apply(command(), &settings(json!({"limit": 3}))).unwrap_err();
+
+        assert!(error.to_string().contains("'limit' is no setting"), "{error}");
     }
 
     #[test]

@@ -84,7 +84,8 @@ pub(super) async fn recreate(server: &str, database: &str) -> Result<()> {
 
 /// The same server, another database.
 pub(super) fn with_database(server: &str, database: &str) -> Result<String> {
-    let mut url: reqwest::Url = server.parse().with_context(|| format!("--database-url {server} is not a URL"))?;
+    let mut url: reqwest::Url =
+        server.parse().context("--database-url is not a URL; write postgres://user@host:port/database")?;
     url.set_path(database);
     Ok(url.to_string())
 }

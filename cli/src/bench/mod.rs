@@ -19,10 +19,11 @@ use load::{Figures, Load};
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchArgs {
     /// An address on the Postgres server to measure; two databases are made there and dropped again.
-    #[arg(long, env = "THREADGATE_DATABASE_URL")]
+    /// The idle part creates the extension `pg_stat_statements` in the database of the address itself.
+    #[arg(long, env = "THREADGATE_DATABASE_URL", hide_env_values = true)]
     pub database_url: String,
     /// The Redis server to measure, for this alone.
-    #[arg(long, env = "THREADGATE_REDIS_URL")]
+    #[arg(long, env = "THREADGATE_REDIS_URL", hide_env_values = true)]
     pub redis_url: String,
     /// Rounds, 0 for none; each measures the limit, A, B one step per commit, B with group commit, and the limit again.
     #[arg(long, default_value_t = 3)]
