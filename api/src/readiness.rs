@@ -26,8 +26,6 @@ pub struct Checks {
     pub store: bool,
     /// The queue answers; without it everything goes on, slower.
     pub queue: bool,
-    /// What clients follow arrives; without it they see nodes late.
-    pub events: bool,
 }
 
 impl Readiness {
@@ -45,11 +43,7 @@ impl Readiness {
         });
         let queue = tokio::time::timeout(CHECK_MAX, parts.queue.ping());
         let (store, queue) = tokio::join!(store, queue);
-        let checks = Checks {
-            store: matches!(store, Ok(Ok(()))),
-            queue: matches!(queue, Ok(Ok(()))),
-            events: parts.events.is_healthy(),
-        };
+        let checks = Checks { store: matches!(store, Ok(Ok(()))), queue: matches!(queue, Ok(Ok(()))) };
         metrics::gauge!(telemetry::REDIS_UP).set(if checks.queue { 1.0 } else { 0.0 });
         *last = Some((Instant::now(), checks));
         checks

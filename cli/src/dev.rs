@@ -1,7 +1,6 @@
 //! `threadgate dev`: all roles in one process, on files of its own or on the real parts.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -15,6 +14,7 @@ use threadgate_worker::config::WorkerConfig;
 use tokio::task::JoinSet;
 
 use crate::exit::{Exit, Failure};
+use crate::monitor::{Check, known};
 use crate::print::{self, Paint};
 use crate::roles::RoleArgs;
 use crate::{graphs, storage};
@@ -69,10 +69,8 @@ pub async fn run(args: DevArgs, registry: Registry) -> Result<(), Failure> {
     let api = ApiConfig { graph: args.api.graph.clone().or_else(|| names.first().cloned()), ..args.api };
     let (worker_health, scheduler_health) = (worker.health(), SchedulerHealth::default());
     let (shown_worker, shown_scheduler) = (worker_health, scheduler_health.clone());
-    let checks: Vec<(&'static str, crate::monitor::Check)> = vec![
-        ("worker", Arc::new(move || shown_worker.check())),
-        ("scheduler", Arc::new(move || shown_scheduler.check())),
-    ];
+    let checks: Vec<(&'static str, Check)> =
+        vec![("worker", known(move || shown_worker.check())), ("scheduler", known(move || shown_scheduler.check()))];
     args.role.watch(metrics, checks, &shutdown).await?;
 
     let mut roles: JoinSet<Result<&'static str>> = JoinSet::new();
@@ -86,13 +84,19 @@ pub async fn run(args: DevArgs, registry: Registry) -> Result<(), Failure> {
     });
     greet(&address.to_string(), &place, &names);
 
+    let mut outcome = Ok(());
     while let Some(ended) = roles.join_next().await {
-        let role = ended.context("a role ended by a panic")??;
-        if !shutdown.is_cancelled() {
-            return Err(Failure::new(Exit::Program, format!("the {role} ended by itself; the log says why")));
+        let by_itself = !shutdown.is_cancelled();
+        shutdown.cancel(); // The others end as they do after a signal.
+        match ended.context("a role ended by a panic").and_then(|ended| ended) {
+            Ok(role) if by_itself => {
+                outcome = Err(Failure::new(Exit::Program, format!("the {role} ended by itself; the log says why")));
+            }
+            Err(error) if outcome.is_ok() => outcome = Err(error.into()),
+            _ => {}
         }
     }
-    Ok(())
+    outcome
 }
 
 /// The parts, and where they are in words.

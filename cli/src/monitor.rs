@@ -11,13 +11,20 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use threadgate_shared::telemetry::Metrics;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// Says whether a part can do its work, and if not, why.
-pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+pub type Check = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
+/// A check that knows its answer.
+pub fn known(check: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Check {
+    Arc::new(move || std::future::ready(check()).boxed())
+}
 
 /// What the listener shows.
 #[derive(Clone)]
@@ -69,7 +76,7 @@ async fn ready(State(monitor): State<Monitor>) -> (StatusCode, Json<Value>) {
     let mut checks = serde_json::Map::new();
     let mut is_ready = true;
     for (name, check) in monitor.checks.iter() {
-        let found = check();
+        let found = check().await;
         is_ready &= found.is_ok();
         checks.insert((*name).to_owned(), found.map_or_else(Value::String, |()| "ok".into()));
     }
@@ -94,10 +101,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_role_is_ready_while_every_check_says_so_and_nobody_asked_it_to_end() {
-        let good = monitor(Arc::new(|| Ok(())));
+        let good = monitor(known(|| Ok(())));
         assert_eq!(ready(State(good.clone())).await.0, StatusCode::OK);
 
-        let bad = monitor(Arc::new(|| Err("the database has not answered for 20 s".to_owned())));
+        let bad = monitor(known(|| Err("the database has not answered for 20 s".to_owned())));
         let (status, Json(body)) = ready(State(bad)).await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(body["checks"]["worker"], "the database has not answered for 20 s");

@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use futures::FutureExt;
 use threadgate_api::ApiConfig;
+use threadgate_api::readiness::Readiness;
 use threadgate_scheduler::{SchedulerConfig, SchedulerHealth};
 use threadgate_shared::config::StorageConfig;
 use threadgate_shared::graph::registry::Registry;
+use threadgate_shared::parts::Parts;
 use threadgate_shared::shutdown;
 use threadgate_shared::store::Schema;
 use threadgate_shared::telemetry::{LogConfig, Metrics, init_logs};
@@ -18,7 +21,7 @@ use threadgate_worker::Worker;
 use threadgate_worker::config::WorkerConfig;
 use tokio_util::sync::CancellationToken;
 
-use crate::monitor::{self, Check};
+use crate::monitor::{self, Check, known};
 use crate::{bench, print, storage};
 
 /// What every role takes.
@@ -106,10 +109,25 @@ impl RoleArgs {
 pub async fn api(args: ApiArgs) -> Result<()> {
     let (shutdown, metrics) = args.role.begin()?;
     let parts = storage::connect(&args.role.storage).await?;
-    args.role.watch(metrics, Vec::new(), &shutdown).await?;
+    args.role.watch(metrics, vec![("store", store_answers(&parts))], &shutdown).await?;
     let listener = threadgate_api::bind(&args.api).await?;
     tracing::info!(address = %listener.local_addr()?, "The api listens on {}", listener.local_addr()?);
     Ok(threadgate_api::serve(listener, args.api, parts, shutdown).await?)
+}
+
+/// Whether the database is there with this program's schema; asked only when somebody looks.
+fn store_answers(parts: &Parts) -> Check {
+    let (parts, readiness) = (parts.clone(), Arc::new(Readiness::default()));
+    Arc::new(move || {
+        let (parts, readiness) = (parts.clone(), Arc::clone(&readiness));
+        async move {
+            match readiness.look(&parts).await.store {
+                true => Ok(()),
+                false => Err("the database does not answer, or its schema is not this program's".to_owned()),
+            }
+        }
+        .boxed()
+    })
 }
 
 /// Takes and runs steps until a signal.
@@ -124,7 +142,7 @@ pub async fn worker(args: WorkerArgs, mut registry: Registry) -> Result<()> {
     let parts = storage::connect(&args.role.storage).await?;
     let worker = Worker::start(args.worker, parts, &registry).await?;
     let health = worker.health();
-    args.role.watch(metrics, vec![("worker", Arc::new(move || health.check()))], &shutdown).await?;
+    args.role.watch(metrics, vec![("worker", known(move || health.check()))], &shutdown).await?;
     Ok(worker.run(shutdown).await?)
 }
 
@@ -140,7 +158,7 @@ pub async fn scheduler(args: SchedulerArgs) -> Result<()> {
     let parts = storage::connect(&args.role.storage).await?;
     let health = SchedulerHealth::default();
     let shown = health.clone();
-    args.role.watch(metrics, vec![("scheduler", Arc::new(move || shown.check()))], &shutdown).await?;
+    args.role.watch(metrics, vec![("scheduler", known(move || shown.check()))], &shutdown).await?;
     Ok(threadgate_scheduler::run(config, parts, health, shutdown).await?)
 }
 

@@ -60,7 +60,7 @@ async fn ready(State(app): State<App>) -> Response {
         status: if is_ready { "ready" } else { "not_ready" },
         checks: ReadyChecks {
             checkpointer: if checks.store { "ok" } else { "fail" },
-            redis: (!checks.queue || !checks.events).then_some("down"),
+            redis: (!checks.queue).then_some("down"),
             draining: draining.then_some(true),
         },
     };
