@@ -60,22 +60,25 @@ pub struct ApiConfig {
     #[arg(long, env = "THREADGATE_BODY_BYTES_MAX", default_value_t = 10 * 1024 * 1024)]
     pub body_bytes_max: usize,
     /// The deadline of a node without one of its own where the client names none; a client cannot
-    /// ask for more. In milliseconds.
-    #[arg(long, env = "THREADGATE_NODE_TIMEOUT_MS", default_value_t = 900_000)]
-    pub node_timeout_ms: u64,
-    /// How long an `Idempotency-Key` is kept, in hours.
-    #[arg(long, env = "THREADGATE_IDEMPOTENCY_HOURS", default_value_t = 24)]
-    pub idempotency_hours: u64,
-    /// How often a silent event stream sends a comment, so that no proxy closes it, in milliseconds.
-    #[arg(long, env = "THREADGATE_KEEP_ALIVE_MS", default_value_t = 15_000)]
-    pub keep_alive_ms: u64,
-    /// How long requests may go on after a shutdown began, in milliseconds.
-    #[arg(long, env = "THREADGATE_SHUTDOWN_GRACE_MS", default_value_t = 10_000)]
-    pub shutdown_grace_ms: u64,
+    /// ask for more.
+    #[arg(long, env = "THREADGATE_NODE_TIMEOUT", default_value = "900s", value_parser = humantime::parse_duration)]
+    pub node_timeout: Duration,
+    /// How long an `Idempotency-Key` is kept; at most a year.
+    #[arg(long, env = "THREADGATE_IDEMPOTENCY_TTL", default_value = "24h", value_parser = humantime::parse_duration)]
+    pub idempotency_ttl: Duration,
+    /// How often a silent event stream sends a comment, so that no proxy closes it.
+    #[arg(long, env = "THREADGATE_KEEP_ALIVE", default_value = "15s", value_parser = humantime::parse_duration)]
+    pub keep_alive: Duration,
+    /// How long requests may go on after a shutdown began.
+    #[arg(long, env = "THREADGATE_REQUEST_GRACE", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub request_grace: Duration,
     /// What `GET /v1/graph` calls the place where threads are kept.
     #[arg(long, env = "THREADGATE_CHECKPOINTER_NAME", default_value = "ThreadgateStore")]
     pub checkpointer_name: String,
 }
+
+/// No idempotency key is kept longer.
+const IDEMPOTENCY_TTL_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
 
 impl Default for ApiConfig {
     fn default() -> Self {
@@ -90,10 +93,10 @@ impl Default for ApiConfig {
             docs: None,
             observability: true,
             body_bytes_max: 10 * 1024 * 1024,
-            node_timeout_ms: 900_000,
-            idempotency_hours: 24,
-            keep_alive_ms: 15_000,
-            shutdown_grace_ms: 10_000,
+            node_timeout: Duration::from_secs(900),
+            idempotency_ttl: Duration::from_secs(24 * 3_600),
+            keep_alive: Duration::from_secs(15),
+            request_grace: Duration::from_secs(10),
             checkpointer_name: "ThreadgateStore".to_owned(),
         }
     }
@@ -115,10 +118,12 @@ impl ApiConfig {
                  name the origins, or set THREADGATE_CORS_CREDENTIALS=false"
                 .to_owned());
         }
-        if self.body_bytes_max == 0 || self.node_timeout_ms == 0 || self.keep_alive_ms == 0 {
-            return Err("THREADGATE_BODY_BYTES_MAX, THREADGATE_NODE_TIMEOUT_MS and THREADGATE_KEEP_ALIVE_MS \
-                 must be above 0"
+        if self.body_bytes_max == 0 || self.node_timeout.is_zero() || self.keep_alive.is_zero() {
+            return Err("THREADGATE_BODY_BYTES_MAX, THREADGATE_NODE_TIMEOUT and THREADGATE_KEEP_ALIVE must be above 0"
                 .to_owned());
+        }
+        if self.idempotency_ttl > IDEMPOTENCY_TTL_MAX {
+            return Err("THREADGATE_IDEMPOTENCY_TTL is more than a year; choose less".to_owned());
         }
         Ok(())
     }
@@ -133,30 +138,6 @@ impl ApiConfig {
     #[must_use]
     pub fn serves_docs(&self) -> bool {
         self.docs.unwrap_or(!self.is_production())
-    }
-
-    /// The longest deadline of a node without one of its own.
-    #[must_use]
-    pub fn node_timeout(&self) -> Duration {
-        Duration::from_millis(self.node_timeout_ms)
-    }
-
-    /// How long an idempotency key is kept.
-    #[must_use]
-    pub fn idempotency_ttl(&self) -> Duration {
-        Duration::from_secs(self.idempotency_hours.saturating_mul(3_600))
-    }
-
-    /// How often a silent event stream says that it lives.
-    #[must_use]
-    pub fn keep_alive(&self) -> Duration {
-        Duration::from_millis(self.keep_alive_ms)
-    }
-
-    /// How long requests may go on after a shutdown began.
-    #[must_use]
-    pub fn shutdown_grace(&self) -> Duration {
-        Duration::from_millis(self.shutdown_grace_ms)
     }
 
     /// The limits on what a client sends.

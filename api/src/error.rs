@@ -134,6 +134,14 @@ impl ApiError {
         Self::plain(StatusCode::SERVICE_UNAVAILABLE, message).with_header(http::header::RETRY_AFTER, "1")
     }
 
+    /// What kept the outcome of an accepted run from being read: says where the run is, for the same
+    /// request once more would be another run.
+    #[must_use]
+    pub fn after_run(mut self, run: &str) -> Self {
+        self.message = format!("{}; the run was accepted and has ended, read it at /v1/runs/{run}", self.message);
+        self
+    }
+
     /// The same with a header.
     #[must_use]
     pub fn with_header(mut self, name: HeaderName, value: &'static str) -> Self {

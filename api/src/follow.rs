@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -32,8 +33,11 @@ pub enum Item {
     },
 }
 
+/// How long a follower waits for a store that cannot be reached before it asks again.
+const STORE_PAUSE: Duration = Duration::from_millis(250);
+
 /// Whether a gap is told.
-#[derive(PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 enum Gap {
     /// The log said so.
     Told,
@@ -118,11 +122,11 @@ impl Follower {
                 biased;
                 followed = self.events.next(), if self.is_live => match followed {
                     Some(Followed::Event(event)) => self.take(event).await?,
-                    Some(Followed::Gap) => self.rebuild(Gap::Told).await?,
+                    Some(Followed::Gap) => self.rebuild_when_possible(Gap::Told).await?,
                     None => self.is_live = false,
                 },
                 _ = self.ticket.ended() => {
-                    self.rebuild(Gap::IfMissed).await?;
+                    self.rebuild_when_possible(Gap::IfMissed).await?;
                     // What ended cannot go on; never ask in a tight loop, whatever the store says.
                     tokio::task::yield_now().await;
                     self.is_done = true;
@@ -145,12 +149,23 @@ impl Follower {
         if let EventBody::NodeFinished { version, .. } = &event.body
             && *version > self.version + 1
         {
-            self.rebuild(Gap::IfMissed).await?;
+            self.rebuild_when_possible(Gap::IfMissed).await?;
         }
         if event.id > self.last && !self.is_done {
             self.pass_on(event);
         }
         Ok(())
+    }
+
+    /// Rebuilds as soon as the store can be reached: what was accepted goes on, and whoever follows it
+    /// must not be told otherwise because the database is away for a moment.
+    async fn rebuild_when_possible(&mut self, gap: Gap) -> Result<(), StoreError> {
+        loop {
+            match self.rebuild(gap).await {
+                Err(StoreError::Unavailable { .. }) => tokio::time::sleep(STORE_PAUSE).await,
+                rebuilt => return rebuilt,
+            }
+        }
     }
 
     /// Reads from the store what was committed since the last event, and the end if there was one.

@@ -68,15 +68,6 @@ pub enum ApiServeError {
     Serve(#[source] std::io::Error),
 }
 
-/// Serves until `shutdown`; the schema must be this program's.
-///
-/// # Errors
-/// [`ApiServeError`] says what to change.
-pub async fn run(config: ApiConfig, parts: Parts, shutdown: CancellationToken) -> Result<(), ApiServeError> {
-    let listener = bind(&config).await?;
-    serve(listener, config, parts, shutdown).await
-}
-
 /// Takes the address, so that a caller can print it before anybody serves there.
 ///
 /// # Errors
@@ -101,7 +92,7 @@ pub async fn serve(
     config.validate().map_err(ApiServeError::Config)?;
     parts.store.check_schema().await?;
     telemetry::describe();
-    let grace = config.shutdown_grace();
+    let grace = config.request_grace;
     let app = App::new(config, parts, shutdown.clone());
     let closing = app.closing.clone();
     // Lines of a stream and short answers must not wait for more to send.

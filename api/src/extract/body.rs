@@ -1,10 +1,13 @@
 //! Bodies: JSON objects within the limits.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use futures::StreamExt;
 use http::header::CONTENT_TYPE;
 use threadgate_shared::domain::{FieldError, Json, JsonMap, Limits, ThreadId};
+use tokio::time::{Instant, timeout_at};
 
 use crate::app::App;
 use crate::error::ApiError;
@@ -191,11 +194,20 @@ fn is_json(content_type: Option<&str>) -> bool {
     media.strip_prefix("application/").is_some_and(|sub| sub == "json" || sub.ends_with("+json"))
 }
 
-/// The whole body, unless it runs over `limit`.
+/// How long a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+fn too_slow() -> ApiError {
+    let message = format!("the body took longer than {} s to arrive; send it again", BODY_TIMEOUT.as_secs());
+    ApiError::plain(http::StatusCode::REQUEST_TIMEOUT, message)
+}
+
+/// The whole body, unless it runs over `limit` or takes too long.
 async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     let mut stream = body.into_data_stream();
     let mut bytes = Vec::new();
-    while let Some(piece) = stream.next().await {
+    let until = Instant::now() + BODY_TIMEOUT;
+    while let Some(piece) = timeout_at(until, stream.next()).await.map_err(|_| too_slow())? {
         let piece = piece.map_err(|error| {
             tracing::debug!(%error, "Could not read a request's body");
             ApiError::plain(http::StatusCode::BAD_REQUEST, "the body ended early; send it again")
@@ -216,6 +228,15 @@ mod tests {
 
     fn fields(value: Json) -> Fields {
         Fields::new(value.as_object().cloned().unwrap_or_default())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_is_given_up() {
+        let body = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+
+        let error = read(body, 1_000).await.unwrap_err();
+
+        assert_eq!(error.status, http::StatusCode::REQUEST_TIMEOUT);
     }
 
     /// C84: numbers at their edges are a value or a field error.

@@ -96,7 +96,9 @@ async fn invoke(
     let question = said.into_iter().rev().find(|message| message.role == Role::User);
     let wants_state = granularity != Granularity::Low || question.is_none();
     let state = if wants_state {
-        final_state(&app, &caller.scope(), &accepted.started, follower.version(), ended).await?
+        final_state(&app, &caller.scope(), &accepted.started, follower.version(), ended)
+            .await
+            .map_err(|error| error.after_run(&run.to_string()))?
     } else {
         None
     };
@@ -305,7 +307,7 @@ async fn accept(
     body: GraphRunBody,
 ) -> Result<Result<Accepted, NotBegun>, ApiError> {
     let graph = app.graphs.served().await?;
-    let request = body.into_request(graph.manifest.ids, &app.limits, app.config.node_timeout())?;
+    let request = body.into_request(graph.manifest.ids, &app.limits, app.config.node_timeout)?;
     let stops_on_disconnect = request.config.stops_on_disconnect;
     let has_own_name = request.config.thread_name.is_some();
     let shown_input = serde_json::json!({"messages": request.input.messages, "state": request.input.state});

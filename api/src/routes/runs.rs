@@ -65,7 +65,7 @@ async fn create(
     let idempotency = idempotency(&app, &headers, &body)?;
     let graph = app.graphs.named(&body.graph).await?;
     let (class, shown_input) = (body.class, body.input.clone());
-    let request = body.into_request(graph.manifest.ids, &app.limits, app.config.node_timeout())?;
+    let request = body.into_request(graph.manifest.ids, &app.limits, app.config.node_timeout)?;
     let trace = traceparent(&headers);
     let start_of = Start { caller: &caller.0, graph, request, class, shown_input, idempotency, trace };
     let (run, is_replayed) = match start(&app, start_of).await.map_err(ApiError::from)? {
@@ -94,7 +94,7 @@ fn idempotency(app: &App, headers: &HeaderMap, body: &NewRunBody) -> Result<Opti
     };
     app.limits.check_id(key, &loc)?;
     let body_hash = hex::encode(sha2::Sha256::digest(body.text.as_bytes()));
-    Ok(Some(Idempotency { key: key.to_owned(), body_hash, ttl: app.config.idempotency_ttl() }))
+    Ok(Some(Idempotency { key: key.to_owned(), body_hash, ttl: app.config.idempotency_ttl }))
 }
 
 /// One page of runs.

@@ -56,7 +56,7 @@ async fn events(
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let follower = Follower::after(&app, scope.clone(), &run, after, version_at(&run, &steps, after));
-    let keep_alive = KeepAlive::new().interval(app.config.keep_alive());
+    let keep_alive = KeepAlive::new().interval(app.config.keep_alive);
     let stream = follow_events(app, scope, run, follower);
     let mut response = Sse::new(stream).keep_alive(keep_alive).into_response();
     let no_buffer = http::HeaderName::from_static("x-accel-buffering");

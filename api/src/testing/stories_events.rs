@@ -1,5 +1,7 @@
 //! Following a run by server-sent events, and coming back to it.
 
+use std::time::Duration;
+
 use futures::StreamExt;
 use http::{Request, StatusCode};
 use serde_json::json;
@@ -169,7 +171,7 @@ async fn after_a_gap_the_live_events_go_on() {
 #[tokio::test]
 async fn followers_come_and_go() {
     let gate = Gate::closed();
-    let config = ApiConfig { keep_alive_ms: 5, ..ApiConfig::default() };
+    let config = ApiConfig { keep_alive: Duration::from_millis(5), ..ApiConfig::default() };
     let stack = Stack::with_events(vec![gated(&gate)], config, std::sync::Arc::new(DeafEvents)).await;
     let id = stack.create_run("gated", "t1", "hello").await;
     gate.entered().await;
