@@ -141,7 +141,7 @@ async fn with_redis_gone_runs_complete_and_stops_work() {
     cluster.assert_invariants().await;
 }
 
-/// Postgres restarts under load: nobody is charged an attempt for it (R10), nothing is lost.
+/// Postgres restarts under load: nobody is charged an attempt for it, nothing is lost.
 #[tokio::test]
 async fn a_restart_of_postgres_under_load_loses_and_charges_nothing() {
     let (mut postgres, redis) = (Postgres::private().await, Redis::shared().await);

@@ -46,7 +46,7 @@ pub(crate) struct Calls {
     store: Arc<dyn Store>,
 }
 
-/// A commit and its thread, of which a statement may hold one step only (R4).
+/// A commit and its thread, of which a statement may hold one step only.
 #[derive(Debug)]
 pub(crate) struct KeyedCommit {
     /// The thread's row.

@@ -78,7 +78,7 @@ impl Executor {
         }
     }
 
-    /// Returns when the lease is certainly ours (R9).
+    /// Returns when the lease is certainly ours.
     pub(crate) async fn confirm(&self, lease: &Lease) -> Result<(), Left> {
         let leases = &self.runner.leases;
         let mut tries = 0;

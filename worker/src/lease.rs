@@ -26,7 +26,7 @@ pub(crate) struct Lease {
     /// Its last write is under way, whose answer alone says how it ended.
     settling: AtomicBool,
     is_lost: AtomicBool,
-    /// By this worker's monotonic clock, from before the statement that took or renewed it was sent (R9).
+    /// By this worker's monotonic clock, from before the statement that took or renewed it was sent.
     held_until: Mutex<Instant>,
 }
 

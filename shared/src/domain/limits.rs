@@ -27,8 +27,6 @@ pub struct Limits {
     pub id_bytes_max: usize,
     /// The largest `recursion_limit`. Default 100.
     pub step_limit_max: i32,
-    /// Bytes of what one node returns, as JSON; over it the run fails for good. Default 8 MiB.
-    pub node_output_bytes_max: usize,
 }
 
 impl Default for Limits {
@@ -43,7 +41,6 @@ impl Default for Limits {
             json_depth_max: 100,
             id_bytes_max: 255,
             step_limit_max: 100,
-            node_output_bytes_max: 8 * MIB,
         }
     }
 }

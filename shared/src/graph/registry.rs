@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{Graph, GraphError};
-use crate::domain::GraphVersion;
 
 /// The graphs a program can run, by name.
 #[derive(Debug, Clone, Default)]
@@ -19,7 +18,7 @@ impl Registry {
         Self::default()
     }
 
-    /// Adds a graph; the first added is the one that is served where a request names none.
+    /// Adds a graph.
     #[must_use]
     pub fn graph(mut self, graph: Graph) -> Self {
         self.graphs.push(Arc::new(graph));
@@ -30,18 +29,6 @@ impl Registry {
     #[must_use]
     pub fn graphs(&self) -> &[Arc<Graph>] {
         &self.graphs
-    }
-
-    /// The graph of that name.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<&Arc<Graph>> {
-        self.graphs.iter().find(|graph| graph.manifest.name == name)
-    }
-
-    /// The graph of that version.
-    #[must_use]
-    pub fn version(&self, version: &GraphVersion) -> Option<&Arc<Graph>> {
-        self.graphs.iter().find(|graph| graph.version == *version)
     }
 
     /// Whether no name is there twice; a program asks before it starts.
@@ -68,17 +55,6 @@ mod tests {
     fn graph(name: &str, version: &str) -> Graph {
         let say = |_: NodeContext| async { "hi" };
         Graph::builder(name).node("say", say).entry("say").edge("say", END).version(version).build().unwrap()
-    }
-
-    #[test]
-    fn graphs_are_found_by_name_and_version() {
-        let registry = Registry::new().graph(graph("a", "1")).graph(graph("b", "1"));
-
-        assert_eq!(registry.get("b").unwrap().manifest.name, "b");
-        assert!(registry.get("c").is_none());
-        let version = &registry.graphs()[0].version;
-        assert_eq!(registry.version(version).unwrap().manifest.name, "a");
-        assert_eq!(registry.check(), Ok(()));
     }
 
     #[test]

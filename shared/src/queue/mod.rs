@@ -26,7 +26,7 @@ pub struct Lane {
     pub pool: PoolName,
     /// 0 = interactive, 1 = batch.
     pub class: i16,
-    /// For code graphs the version, so that only workers which have it read the stream (R11).
+    /// For code graphs the version, so that only workers which have it read the stream.
     pub graph: Option<GraphVersion>,
 }
 
@@ -37,7 +37,7 @@ pub struct Job {
     pub step: StepId,
     /// Where it goes.
     pub lane: Lane,
-    /// The attempts it had when it was sent, so that a re-send passes every de-duplication (R19).
+    /// The attempts it had when it was sent, so that a re-send passes every de-duplication.
     pub attempt: i16,
     /// W3C `traceparent`.
     pub trace: Option<String>,

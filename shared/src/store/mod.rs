@@ -112,7 +112,7 @@ pub trait Graphs: Send + Sync + 'static {
 #[async_trait]
 pub trait Runs: Send + Sync + 'static {
     /// Creates the run, its messages, fields, checkpoint and first step in one transaction, on the
-    /// thread `admit` agreed to (created if it is new); the idempotency key is taken first (R21).
+    /// thread `admit` agreed to (created if it is new); the idempotency key is taken first.
     /// An admission that continues after a pause makes the run resume the paused one: same root.
     /// Its answers are recorded in the same transaction, each with an audit entry; where others of
     /// the pause stay open there is no run ([`Created::StillPaused`]), and a key stands for the
@@ -330,7 +330,7 @@ pub trait Upkeep: Send + Sync + 'static {
 
     /// Looks at what is due, at most `limit` rows: ready → to be sent again, delayed → ready,
     /// leased → ready, its run `queued`, to be sent, or (no attempt left) its run failed with
-    /// `worker_crash`, the thread usable. Expired leases are left alone unless `expire` (R10).
+    /// `worker_crash`, the thread usable. Expired leases are left alone unless `expire`.
     async fn sweep(&self, limit: u32, expire: bool) -> Result<Swept, StoreError>;
 
     /// When Postgres started, by its own clock, and what that clock says now.

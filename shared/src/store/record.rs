@@ -400,7 +400,7 @@ pub struct Loaded {
     pub fields: Fields,
 }
 
-/// What one step commits; see `storage.md`, "Commit".
+/// What one step commits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCommit {
     /// Which step.

@@ -8,7 +8,7 @@ use redis::Script;
 ///
 /// KEYS: per job its lane, its note and the list of the lanes of its pool and class. ARGV: group, the
 /// note's time to live in seconds, then per job its text and its code version or nothing. A note names the entry, so it blocks nothing for longer than the entry is there
-/// (R19); nor while a worker has the job, for that worker may just be giving it back.
+///; nor while a worker has the job, for that worker may just be giving it back.
 pub(super) static PUSH: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local added = 0
