@@ -4,7 +4,12 @@
 use std::time::Duration;
 
 use serde_json::json;
+use sqlx::PgPool;
+use threadgate_shared::graph::IdKind;
+use threadgate_shared::store::GraphRecord;
 use threadgate_tests::cluster::{Cluster, Shape};
+use threadgate_tests::graphs;
+use threadgate_tests::stack::{Settings, Stack};
 use threadgate_tests::{Postgres, Redis, eventually};
 
 /// How many runs a story sends; `CHAOS_RUNS` makes it more.
@@ -153,6 +158,7 @@ async fn a_restart_of_postgres_under_load_loses_and_charges_nothing() {
 
     cluster.wait_for_all(&runs, "completed").await;
     cluster.assert_invariants().await;
+    assert_eq!(cluster.number("select count(*) from step where attempt > 1").await, 0);
 }
 
 /// C14, invariant 9: SIGTERM under load; no node is repeated, no attempt is charged.
@@ -234,7 +240,7 @@ async fn a_node_that_kills_its_process_is_quarantined() {
     cluster.assert_invariants().await;
 }
 
-/// C15, invariant 4: many creates on one thread at once through two api processes: one run.
+/// C15, invariant 4: many creates on one thread at once: one run.
 #[tokio::test]
 async fn of_many_creates_on_one_thread_one_wins() {
     let (postgres, redis) = (Postgres::shared().await, Redis::shared().await);
@@ -284,4 +290,48 @@ async fn one_idempotency_key_makes_one_run() {
     let other = create(&cluster, &json!({"graph": "line3", "input": {"messages": [{"role": "user", "content": [{"type": "text", "text": "else"}]}]}})).await;
     assert_eq!(other.expect("an answer").status(), 409);
     assert_eq!(cluster.number("select count(*) from run").await, 1);
+}
+
+/// Invariant 9 for everybody else: a thread that somebody holds keeps the closing of its own run
+/// waiting, and no other one's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_cannot_be_closed_keeps_no_other_waiting() {
+    let (postgres, redis) = (Postgres::shared().await, Redis::shared().await);
+    let database = postgres.database().await;
+    let nobody = Settings { workers: Some(0), ..Settings::default() };
+    let stack = Stack::services(&database, &redis, Vec::new(), nobody).await;
+    let graph = graphs::linear(IdKind::String, None).expect("a graph");
+    let name = graph.manifest.name.clone();
+    let record = GraphRecord {
+        name: name.clone(),
+        version: graph.version.clone(),
+        manifest: (*graph.manifest).clone(),
+        registered_at: chrono::Utc::now(),
+    };
+    stack.parts.store.register_graphs(&[record]).await.expect("the store");
+    let tables = PgPool::connect(&database.url).await.expect("the database answers");
+    for thread in ["held", "free"] {
+        let run = json!({"graph": name, "thread_id": thread, "input": {"messages": [
+            {"role": "user", "content": [{"type": "text", "text": "go"}]}]}});
+        let answer = stack.http.post(format!("{}/v1/runs", stack.base)).json(&run).send().await.expect("an answer");
+        assert_eq!(answer.status(), 202);
+    }
+    let mut hold = tables.begin().await.expect("a transaction");
+    sqlx::query("select from thread where id = 'held' for update").execute(&mut *hold).await.expect("the lock");
+
+    let lost = "update step set status = 'leased', token = gen_random_uuid(), attempt = attempts_max,
+                       due_at = now() - interval '1 minute'";
+    sqlx::query(lost).execute(&tables).await.expect("two lost workers");
+
+    let failed = async |thread: &str| {
+        let sql =
+            "select count(*) from run r join thread t on t.key = r.thread_key where t.id = $1 and r.status = 'failed'";
+        let count: i64 = sqlx::query_scalar(sql).bind(thread).fetch_one(&tables).await.expect("the database answers");
+        if count == 1 { Ok(()) } else { Err(count) }
+    };
+    eventually("the free thread's run to be closed", async || failed("free").await).await;
+    assert_eq!(failed("held").await, Err(0));
+    hold.rollback().await.expect("the lock is given back");
+    eventually("the held thread's run to be closed", async || failed("held").await).await;
+    stack.end().await;
 }

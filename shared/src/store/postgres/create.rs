@@ -6,7 +6,7 @@ use sqlx::{FromRow, Postgres, Transaction};
 use uuid::Uuid;
 
 use super::PgStore;
-use super::error::{Attempts, Doing};
+use super::error::{Attempts, Doing, in_time};
 use super::rows::{FieldColumns, MessageColumns, RunRow, count, parsed, run_status, seconds, select_run, text_of};
 use super::thread_lock::{self, LockedThread};
 use crate::domain::meta::START;
@@ -34,7 +34,7 @@ impl PgStore {
             if written.is_some() && self.run_exists(new.id).await? {
                 return Ok(Created::New(written.take().expect("just looked at")));
             }
-            match self.try_create(new, admit).await {
+            match in_time(self.try_create(new, admit)).await {
                 Ok(Try::Done(created)) => return Ok(created),
                 Ok(Try::Again) => {}
                 Ok(Try::Written(created, error)) => {

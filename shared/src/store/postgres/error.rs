@@ -57,14 +57,15 @@ impl Trouble {
         }
     }
 
-    /// 57P01 to 57P03: the server stops, crashed, or starts; class 08: the connection; 25P03: we
-    /// were too slow inside a transaction and the server ended it; class 53: out of something.
+    /// 57P01 to 57P05: the server stops, crashed, starts, or ends the session; 57014: it took too long,
+    /// or somebody ended it; 25006: the server is a standby (a failover); class 08: the connection;
+    /// 25P03: we were too slow inside a transaction; class 53: out of something; class 58: its disk.
     fn of_code(code: &str) -> Self {
         match code {
             "40P01" | "40001" => Self::Collision,
             "55P03" => Self::Locked,
-            "57P01" | "57P02" | "57P03" | "25P03" => Self::Lost,
-            code if code.starts_with("08") || code.starts_with("53") => Self::Lost,
+            "57P01" | "57P02" | "57P03" | "57P04" | "57P05" | "57014" | "25006" | "25P03" => Self::Lost,
+            code if ["08", "53", "58"].iter().any(|class| code.starts_with(class)) => Self::Lost,
             _ => Self::Refused,
         }
     }
@@ -75,7 +76,7 @@ macro_rules! repeated {
     ($once:expr) => {{
         let mut attempts = $crate::store::postgres::error::Attempts::new();
         loop {
-            match $once.await {
+            match $crate::store::postgres::error::in_time($once).await {
                 Ok(value) => break Ok(value),
                 Err(error) => {
                     if let Err(error) = attempts.again_after(error).await {
@@ -87,6 +88,19 @@ macro_rules! repeated {
     }};
 }
 pub(super) use repeated;
+
+/// How long one call may take. A connection that died without a word never answers; whoever waits
+/// for it for ever holds a slot, a lock or a pass.
+const CALL_MAX: Duration = Duration::from_secs(10);
+
+/// The call's answer, or that none came in time.
+pub(super) async fn in_time<T>(call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    let silent = |_| {
+        let source = sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
+        Err(StoreError::Unavailable { doing: "get an answer in time", source })
+    };
+    tokio::time::timeout(CALL_MAX, call).await.unwrap_or_else(silent)
+}
 
 /// How often one call was repeated so far, and the rule for once more.
 pub(super) struct Attempts {
@@ -136,4 +150,35 @@ impl Attempts {
 
 fn source_text(error: &StoreError) -> String {
     std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_comes_back_is_asked_again_and_a_refusal_is_final() {
+        for code in ["57P01", "57P03", "57P05", "57014", "25006", "08006", "53300", "58030"] {
+            assert_eq!(Trouble::of_code(code), Trouble::Lost, "{code}");
+        }
+        assert_eq!(Trouble::of_code("40P01"), Trouble::Collision);
+        assert_eq!(Trouble::of_code("55P03"), Trouble::Locked);
+        for code in ["23505", "22P05", "54000", "42601"] {
+            assert_eq!(Trouble::of_code(code), Trouble::Refused, "{code}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_without_an_answer_is_given_up_and_not_repeated() {
+        let calls = std::sync::atomic::AtomicUsize::new(0);
+        let silent = || {
+            calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            std::future::pending::<Result<(), StoreError>>()
+        };
+
+        let answer: Result<(), StoreError> = repeated!(silent());
+
+        assert!(matches!(answer, Err(StoreError::Unavailable { .. })), "{answer:?}");
+        assert!(calls.into_inner() <= 2);
+    }
 }

@@ -130,12 +130,13 @@ const HINT_CONNECTIONS: usize = 2;
 /// while a table is small is kept while it grows, so it must not read it through: that made a step
 /// 2.4 times as expensive. The timeouts free the locks of a process that hangs inside a transaction,
 /// and bound every wait for one.
-const SESSION: [(&str, &str); 7] = [
+const SESSION: [(&str, &str); 8] = [
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
     ("jit", "off"),
+    ("statement_timeout", "30s"),
     ("lock_timeout", "1s"),
     ("idle_in_transaction_session_timeout", "5s"),
 ];

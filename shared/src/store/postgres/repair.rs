@@ -22,9 +22,17 @@ impl PgStore {
         let stuck = repeated!(self.stuck_threads(limit))?;
         let mut mended = 0;
         for key in stuck {
-            mended += u32::from(repeated!(self.mend(key))?);
+            match repeated!(self.mend(key)) {
+                Ok(is_mended) => mended += u32::from(is_mended),
+                // The others, and what is to be forgotten, do not wait for it.
+                Err(error) => tracing::warn!("Left thread {key} unmended: {error}"),
+            }
         }
-        repeated!(self.forget_old())?;
+        for _ in 0..FORGET_ROUNDS {
+            if repeated!(self.forget_old())? < FORGET_BATCH {
+                break;
+            }
+        }
         Ok(mended)
     }
 
@@ -79,18 +87,22 @@ impl PgStore {
         Ok(mended)
     }
 
-    /// Idempotency keys past their time, and workers that died long ago.
-    async fn forget_old(&self) -> Result<(), StoreError> {
-        for old in [
-            "delete from idempotency where ctid = any (array(
-               select ctid from idempotency where expires_at < statement_timestamp() limit 1000))",
-            "delete from worker where seen_at < statement_timestamp() - interval '1 hour'",
-        ] {
-            sqlx::query(old).execute(&self.pool).await.doing("forget what is over")?;
-        }
-        Ok(())
+    /// Idempotency keys past their time, and workers that died long ago; how many keys.
+    async fn forget_old(&self) -> Result<u64, StoreError> {
+        let doing = "forget what is over";
+        let gone = "delete from worker where seen_at < statement_timestamp() - interval '1 hour'";
+        sqlx::query(gone).execute(&self.pool).await.doing(doing)?;
+        let keys = "delete from idempotency where ctid = any (array(
+               select ctid from idempotency where expires_at < statement_timestamp() limit 1000))";
+        Ok(sqlx::query(keys).execute(&self.pool).await.doing(doing)?.rows_affected())
     }
 }
+
+/// Idempotency keys that one statement forgets; the statement has the number too.
+const FORGET_BATCH: u64 = 1_000;
+
+/// Such statements in one pass at most.
+const FORGET_ROUNDS: u32 = 50;
 
 const THREADS_PER_PASS: i64 = 1_000;
 

@@ -45,20 +45,32 @@ impl PgStore {
             now,
         };
         for row in to_close {
-            let run = RunId(row.run_id);
-            match self.close_due(StepId { run_id: run, seq: row.seq }).await? {
-                Some(Closed::Failed) => swept.failed.push(run),
-                Some(Closed::Stopped) => swept.stopped.push(run),
-                None => {}
+            let step = StepId { run_id: RunId(row.run_id), seq: row.seq };
+            match self.close_due(step).await {
+                Ok(Some(Closed::Failed)) => swept.failed.push(step.run_id),
+                Ok(Some(Closed::Stopped)) => swept.stopped.push(step.run_id),
+                Ok(None) => {}
+                Err(error) => self.put_off(step, &error).await,
             }
         }
         Ok(swept)
+    }
+
+    /// Leaves a step that could not be closed to a later pass, behind the others: one thread that
+    /// somebody holds, or that cannot be read, must not keep them waiting.
+    async fn put_off(&self, step: StepId, error: &StoreError) {
+        tracing::warn!(run.id = %step.run_id, "Left the closing of step {step} to a later pass: {error}");
+        let put_off = sqlx::query(PUT_OFF).bind(step.run_id.0).bind(step.seq).execute(&self.pool).await;
+        if let Err(error) = put_off {
+            tracing::debug!(run.id = %step.run_id, "Could not put step {step} off either: {error}");
+        }
     }
 
     /// Closes the run of a step that must not start again, in a transaction of its own: the thread's
     /// lock comes before the step's. `None` if somebody else was faster.
     async fn close_due(&self, step: StepId) -> Result<Option<Closed>, StoreError> {
         let mut tx = self.begin(DOING).await?;
+        sqlx::query("set local lock_timeout = '50ms'").execute(&mut *tx).await.doing(DOING)?;
         let Some(thread) = thread_lock::lock_of_step(&mut tx, step).await? else { return Ok(None) };
         let stop = thread.run_to_stop() == Some(step.run_id);
         let row: Option<ExpiredRow> = sqlx::query_as(END_ATTEMPT)
@@ -82,6 +94,12 @@ impl PgStore {
         Ok(Some(closed))
     }
 }
+
+/// $1 run, $2 seq. A row somebody holds is being decided already.
+const PUT_OFF: &str = "
+update step set due_at = clock_timestamp() + interval '1 s'
+ where run_id = $1 and seq = $2
+   and exists (select from step where run_id = $1 and seq = $2 and due_at is not null for no key update skip locked)";
 
 struct DueRow {
     run_id: Uuid,
