@@ -44,7 +44,7 @@ pub struct WorkerConfig {
     pub commit_linger: Duration,
 
     /// How many shared claim statements, and as many commit statements, are under way at once.
-    #[arg(long, env = "THREADGATE_COMMIT_LANES", default_value_t = 2)]
+    #[arg(long, env = "THREADGATE_COMMIT_LANES", default_value_t = 4)]
     pub commit_lanes: usize,
 
     /// Steps in one shared statement at most.
@@ -112,7 +112,7 @@ impl Default for WorkerConfig {
             lease_ttl: Duration::from_secs(4),
             heartbeat_interval: Duration::from_secs(1),
             commit_linger: Duration::from_millis(1),
-            commit_lanes: 2,
+            commit_lanes: 4,
             batch_max: 64,
             shutdown_grace: Duration::from_secs(25),
             node_timeout_max: Duration::from_secs(900),

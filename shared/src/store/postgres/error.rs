@@ -1,6 +1,8 @@
 //! What went wrong with a statement, and whether the same call is worth repeating.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::store::StoreError;
 

@@ -47,8 +47,8 @@ use crate::store::StoreError;
 /// How the pool of one process is made.
 #[derive(Debug, Clone)]
 pub struct PgOptions {
-    /// Connections at most, beside the six that a worker keeps for the statements of its steps;
-    /// default 10. Two to four per core of the database, over all processes, is where Postgres is
+    /// Connections at most, beside those that a worker opens for the statements of its steps, as many
+    /// as are under way at once and 18 at most; default 10. Two to four per core of the database, over all processes, is where Postgres is
     /// fastest.
     pub max_connections: u32,
     /// How long a call waits for a free connection; default 5 s.
@@ -120,8 +120,9 @@ impl PgStore {
     }
 }
 
-/// Connections for the statements of steps; more would only wait for the same few cores.
-const STEP_CONNECTIONS: usize = 4;
+/// Connections for the statements of steps: with one step per statement their commits wait for the
+/// disk together.
+const STEP_CONNECTIONS: usize = 16;
 
 /// Connections for what may be lost.
 const HINT_CONNECTIONS: usize = 2;
