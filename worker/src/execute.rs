@@ -138,6 +138,9 @@ impl Executor {
                 Err(GraphMissing::Broken(broken)) => return Ok(Err(broken)),
                 Err(GraphMissing::Store(failure)) => warn!(error = %failure, "Could not load a graph; trying again"),
             }
+            if lease.is_stopping() {
+                return Err(Left::Evicted); // The store closes a run that is given back under a stop.
+            }
             self.wait(lease, &mut tries).await?;
         }
     }
@@ -241,7 +244,8 @@ impl Executor {
                 Asked::Answer(true) => return Ok(()),
                 Asked::Answer(false) if tries > 0 => return Ok(()), // An earlier try arrived, or the lease is lost.
                 Asked::Answer(false) => return Err(lost()),
-                Asked::Again | Asked::Never(_) => {}
+                Asked::Never(reason) => return Err(Left::Unusable(reason)),
+                Asked::Again => {}
             }
             self.wait_evicted(&mut tries).await?;
         }

@@ -55,7 +55,8 @@ impl Executor {
 
     /// Sends the next step to the queue; while that is away, this worker takes it itself if it can.
     async fn send(&self, job: Job) {
-        let is_ours = self.serves(&job);
+        // A worker that is about to end takes nothing more: the step goes back where others find it.
+        let is_ours = self.serves(&job) && !self.taking.is_cancelled();
         if self.queue.is_healthy() || !is_ours {
             self.dispatcher.send(std::slice::from_ref(&job)).await;
         }

@@ -55,7 +55,14 @@ impl Graphs {
         if let Some(graph) = self.code.get(version).cloned().or_else(|| self.loaded().get(version).cloned()) {
             return Ok(graph);
         }
-        let record = self.store.graph_version(version).await?.ok_or_else(|| GraphError {
+        let record = match self.store.graph_version(version).await {
+            Err(StoreError::Corrupt { message, .. }) => {
+                let message = format!("graph version {version} cannot be read ({message}); push it again");
+                return Err(GraphError { code: "GRAPH_000", message }.into());
+            }
+            record => record?,
+        };
+        let record = record.ok_or_else(|| GraphError {
             code: "GRAPH_000",
             message: format!("graph version {version} is not registered any more; start the run anew on a newer one"),
         })?;

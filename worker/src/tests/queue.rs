@@ -45,6 +45,25 @@ async fn without_the_queue_a_worker_takes_no_more_than_its_slots_and_every_run_i
     }
 }
 
+/// One tenant alone gets all the free slots at once, not one a second.
+#[tokio::test(start_paused = true)]
+async fn without_the_queue_one_tenants_runs_fill_the_slots() {
+    let stack = Stack::new(two_nodes());
+    stack.queue.set_away(true);
+    let mut runs = Vec::new();
+    for number in 0..60 {
+        runs.push(stack.create_backlog(&format!("t{number}")).await);
+    }
+    let before = Instant::now();
+
+    let _worker = stack.work(WorkerConfig { slots: 64, ..config() }).await;
+
+    for run in runs {
+        assert_eq!(stack.ends(run).await, RunStatus::Completed);
+    }
+    assert!(before.elapsed() <= Duration::from_secs(5), "{:?}", before.elapsed());
+}
+
 /// C23
 #[tokio::test(start_paused = true)]
 async fn a_worker_returns_to_the_queue_when_it_is_back() {
