@@ -72,6 +72,13 @@ pub struct ApiConfig {
     /// How long requests may go on after a shutdown began.
     #[arg(long, env = "THREADGATE_REQUEST_GRACE", default_value = "10s", value_parser = humantime::parse_duration)]
     pub request_grace: Duration,
+    /// How long a client may take to send the head of a request; a connection that is idle for as long is
+    /// closed.
+    #[arg(long, env = "THREADGATE_HEADER_READ_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration)]
+    pub header_read_timeout: Duration,
+    /// Connections at once, followers of runs included; more wait until one ends.
+    #[arg(long, env = "THREADGATE_CONNECTIONS_MAX", default_value_t = 10_000)]
+    pub connections_max: usize,
     /// What `GET /v1/graph` calls the place where threads are kept.
     #[arg(long, env = "THREADGATE_CHECKPOINTER_NAME", default_value = "ThreadgateStore")]
     pub checkpointer_name: String,
@@ -97,6 +104,8 @@ impl Default for ApiConfig {
             idempotency_ttl: Duration::from_secs(24 * 3_600),
             keep_alive: Duration::from_secs(15),
             request_grace: Duration::from_secs(10),
+            header_read_timeout: Duration::from_secs(30),
+            connections_max: 10_000,
             checkpointer_name: "ThreadgateStore".to_owned(),
         }
     }
@@ -121,6 +130,9 @@ impl ApiConfig {
         if self.body_bytes_max == 0 || self.node_timeout.is_zero() || self.keep_alive.is_zero() {
             return Err("THREADGATE_BODY_BYTES_MAX, THREADGATE_NODE_TIMEOUT and THREADGATE_KEEP_ALIVE must be above 0"
                 .to_owned());
+        }
+        if self.header_read_timeout.is_zero() || self.connections_max == 0 {
+            return Err("THREADGATE_HEADER_READ_TIMEOUT and THREADGATE_CONNECTIONS_MAX must be above 0".to_owned());
         }
         if self.idempotency_ttl > IDEMPOTENCY_TTL_MAX {
             return Err("THREADGATE_IDEMPOTENCY_TTL is more than a year; choose less".to_owned());

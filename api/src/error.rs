@@ -138,7 +138,7 @@ impl ApiError {
     /// request once more would be another run.
     #[must_use]
     pub fn after_run(mut self, run: &str) -> Self {
-        self.message = format!("{}; the run was accepted and has ended, read it at /v1/runs/{run}", self.message);
+        self.message = format!("{}; the run was accepted all the same, read it at /v1/runs/{run}", self.message);
         self
     }
 

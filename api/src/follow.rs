@@ -146,9 +146,13 @@ impl Follower {
         if event.id <= self.last {
             return Ok(());
         }
-        if let EventBody::NodeFinished { version, .. } = &event.body
-            && *version > self.version + 1
-        {
+        let is_behind = match &event.body {
+            EventBody::NodeFinished { version, .. } => *version > self.version + 1,
+            // A step may end without an output of its own, or with one that the log could not hold.
+            EventBody::RunEnded { .. } => event.id.major != self.last.major || self.last.minor < EventId::FINISHED,
+            _ => false,
+        };
+        if is_behind {
             self.rebuild_when_possible(Gap::IfMissed).await?;
         }
         if event.id > self.last && !self.is_done {

@@ -1,9 +1,10 @@
 //! The graphs that can be run, as their manifests say; read from the store only when somebody asks.
 
-use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lru::LruCache;
 use threadgate_shared::domain::GraphVersion;
 use threadgate_shared::graph::Manifest;
 use threadgate_shared::store::Store;
@@ -13,6 +14,9 @@ use crate::error::ApiError;
 
 /// How old the list of newest versions may be when it is used.
 const FRESH: Duration = Duration::from_secs(1);
+
+/// Manifests kept at once, old versions too; the next one takes the place of the one that rested longest.
+const MANIFESTS_MAX: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
 
 /// One version of a graph.
 #[derive(Debug, Clone)]
@@ -30,11 +34,16 @@ pub struct Graphs {
     cache: Mutex<Cache>,
 }
 
-#[derive(Default)]
 struct Cache {
     read_at: Option<Instant>,
     newest: Arc<Newest>,
-    versions: HashMap<GraphVersion, Arc<Manifest>>,
+    versions: LruCache<GraphVersion, Arc<Manifest>>,
+}
+
+impl Cache {
+    fn empty() -> Self {
+        Self { read_at: None, newest: Arc::default(), versions: LruCache::new(MANIFESTS_MAX) }
+    }
 }
 
 /// The newest version of each name, by name.
@@ -50,7 +59,7 @@ impl Graphs {
     /// names one.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, served: Option<String>) -> Self {
-        Self { store, served, cache: Mutex::default() }
+        Self { store, served, cache: Mutex::new(Cache::empty()) }
     }
 
     /// The graph behind `/v1/graph/*`.
@@ -96,7 +105,7 @@ impl Graphs {
             return Err(ApiError::internal());
         };
         let manifest = Arc::new(record.manifest);
-        self.lock().versions.insert(version.clone(), Arc::clone(&manifest));
+        self.lock().versions.put(version.clone(), Arc::clone(&manifest));
         Ok(manifest)
     }
 
@@ -113,7 +122,7 @@ impl Graphs {
         let mut graphs = Vec::with_capacity(records.len());
         for record in records {
             // A manifest that is known is kept, so that runs share it.
-            let known = cache.versions.entry(record.version.clone()).or_insert_with(|| Arc::new(record.manifest));
+            let known = cache.versions.get_or_insert(record.version.clone(), || Arc::new(record.manifest));
             graphs.push(KnownGraph { version: record.version, manifest: Arc::clone(known) });
         }
         // Who serves "the first" goes on with it: names that are registered again do not change it.

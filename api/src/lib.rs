@@ -4,6 +4,7 @@
 pub mod app;
 pub mod auth;
 pub mod config;
+mod connections;
 mod cors;
 pub mod error;
 pub mod extract;
@@ -21,13 +22,11 @@ mod testing;
 pub mod waiters;
 pub mod wire;
 
-use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use axum::serve::ListenerExt;
 use threadgate_shared::parts::Parts;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -63,9 +62,6 @@ pub enum ApiServeError {
     /// The database cannot be used.
     #[error(transparent)]
     Store(#[from] threadgate_shared::store::StoreError),
-    /// Connections cannot be accepted any more.
-    #[error("could not serve")]
-    Serve(#[source] std::io::Error),
 }
 
 /// Takes the address, so that a caller can print it before anybody serves there.
@@ -95,13 +91,7 @@ pub async fn serve(
     let grace = config.request_grace;
     let app = App::new(config, parts, shutdown.clone());
     let closing = app.closing.clone();
-    // Lines of a stream and short answers must not wait for more to send.
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "Could not switch off the delay of small packets");
-        }
-    });
-    let server = axum::serve(listener, router(&app)).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+    let connections = connections::serve(listener, router(&app), &app.config, &shutdown);
     let over = async {
         shutdown.cancelled().await;
         tokio::time::sleep(grace).await;
@@ -110,9 +100,10 @@ pub async fn serve(
         tokio::time::sleep(LAST_WORDS).await;
     };
     tokio::select! {
-        served = server.into_future() => served.map_err(ApiServeError::Serve),
-        () = over => Ok(()),
+        () = connections => {}
+        () = over => {}
     }
+    Ok(())
 }
 
 /// How long answers may take to be written once nobody may wait any more.

@@ -66,6 +66,7 @@ pub async fn run(args: DevArgs, registry: Registry) -> Result<(), Failure> {
     let names: Vec<String> = coded.chain(declared.iter().map(|graph| graph.name.clone())).collect();
     let worker = Worker::start(args.worker, parts.clone(), &registry).await?;
     parts.store.register_graphs(&declared).await.context("could not register the graphs")?;
+    known_graph(&parts, args.api.graph.as_deref()).await?;
     let api = ApiConfig { graph: args.api.graph.clone().or_else(|| names.first().cloned()), ..args.api };
     let (worker_health, scheduler_health) = (worker.health(), SchedulerHealth::default());
     let (shown_worker, shown_scheduler) = (worker_health, scheduler_health.clone());
@@ -97,6 +98,18 @@ pub async fn run(args: DevArgs, registry: Registry) -> Result<(), Failure> {
         }
     }
     outcome
+}
+
+/// Refuses a name that no graph has, when all that will be there are registered.
+async fn known_graph(parts: &Parts, name: Option<&str>) -> Result<(), Failure> {
+    let Some(name) = name else { return Ok(()) };
+    let graphs = parts.store.graphs().await.context("could not read the graphs")?;
+    if graphs.iter().any(|graph| graph.name == name) {
+        return Ok(());
+    }
+    let names: Vec<&str> = graphs.iter().map(|graph| graph.name.as_str()).collect();
+    let message = format!("--graph names '{name}', which is not registered; choose one of: {}", names.join(", "));
+    Err(Failure::new(Exit::Refused, message))
 }
 
 /// The parts, and where they are in words.

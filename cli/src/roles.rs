@@ -111,6 +111,13 @@ pub async fn api(args: ApiArgs) -> Result<()> {
     let parts = storage::connect(&args.role.storage).await?;
     args.role.watch(metrics, vec![("store", store_answers(&parts))], &shutdown).await?;
     let listener = threadgate_api::bind(&args.api).await?;
+    if let Some(name) = &args.api.graph
+        && !parts.store.graphs().await?.iter().any(|graph| graph.name == *name)
+    {
+        tracing::warn!(
+            "Graph '{name}' is not registered; /v1/graph/* answers 503 until a worker has it or it is pushed"
+        );
+    }
     tracing::info!(address = %listener.local_addr()?, "The api listens on {}", listener.local_addr()?);
     Ok(threadgate_api::serve(listener, args.api, parts, shutdown).await?)
 }

@@ -111,6 +111,14 @@ async fn every_kind_of_outcome_has_its_exit_code() {
     let unknown = dev.command(&["run", "no-such-graph", "--input", "x"]);
     assert_eq!(code(&unknown), 3);
     assert!(stderr(&unknown).contains("hello"), "it names the graphs there are: {}", stderr(&unknown));
+    let no_thread = dev.command(&["fix", "no-such-thread"]);
+    assert_eq!(code(&no_thread), 3);
+    assert!(stderr(&no_thread).contains("no-such-thread"), "{}", stderr(&no_thread));
+    let data = folder.path().join("data");
+    let no_graph = ["dev", "--listen", "127.0.0.1:0", "--graph", "nope", "--data-dir", data.to_str().unwrap()];
+    let no_graph = threadgate(&no_graph);
+    assert_eq!(code(&no_graph), 3);
+    assert!(stderr(&no_graph).contains("choose one of: hello"), "{}", stderr(&no_graph));
     let unreachable = threadgate(&["runs", "--server", "http://127.0.0.1:9"]);
     assert_eq!(code(&unreachable), 4);
     assert!(stderr(&unreachable).contains("threadgate dev"), "{}", stderr(&unreachable));

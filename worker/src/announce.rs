@@ -89,7 +89,7 @@ pub(crate) struct Attempt {
     run: RunId,
     seq: i32,
     attempt: i16,
-    minor: u64,
+    told: u64,
     held_back: Vec<Event>,
 }
 
@@ -100,7 +100,7 @@ impl Attempt {
             run: claimed.step.run_id,
             seq: claimed.step.seq,
             attempt: claimed.attempt,
-            minor: 0,
+            told: 0,
             held_back: Vec::new(),
         };
         let body = EventBody::NodeStarted { node: claimed.node.clone(), step, attempt: claimed.attempt };
@@ -121,12 +121,20 @@ impl Attempt {
         }
     }
 
-    /// Tells a piece.
-    pub(crate) fn piece(&mut self, announcer: &Announcer, body: EventBody) {
-        self.minor += 1;
-        let event = self.event(self.minor, body);
+    /// Tells the piece `number`, from 1.
+    pub(crate) fn piece(&mut self, announcer: &Announcer, number: u64, body: EventBody) {
+        self.told += 1;
+        let event = self.event(number, body);
         self.held_back.push(event);
         self.speak(announcer);
+    }
+
+    /// The node has ended and said `count` pieces in all; those that are missing were dropped.
+    pub(crate) fn heard(&self, count: u64) {
+        let dropped = count.saturating_sub(self.told);
+        if dropped > 0 {
+            metrics::counter!(telemetry::EVENTS_DROPPED).increment(dropped);
+        }
     }
 
     /// Tells the attempt's end and returns when that is told.

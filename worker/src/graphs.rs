@@ -2,14 +2,16 @@
 //! are loaded when a step of theirs comes.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lru::LruCache;
 use threadgate_shared::domain::GraphVersion;
 use threadgate_shared::graph::{Graph, GraphError, Manifest};
 use threadgate_shared::store::{Store, StoreError};
 
-/// Declarative versions kept at once; the next one makes room by dropping all.
-const LOADED_MAX: usize = 256;
+/// Declarative versions kept at once; the next one takes the place of the one that rested longest.
+const LOADED_MAX: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 /// Builds a declarative graph from its manifest.
 pub(crate) type Build = Arc<dyn Fn(&Manifest) -> Result<Graph, GraphError> + Send + Sync>;
@@ -17,7 +19,7 @@ pub(crate) type Build = Arc<dyn Fn(&Manifest) -> Result<Graph, GraphError> + Sen
 /// The graphs at hand.
 pub(crate) struct Graphs {
     code: HashMap<GraphVersion, Arc<Graph>>,
-    loaded: Mutex<HashMap<GraphVersion, Arc<Graph>>>,
+    loaded: Mutex<LruCache<GraphVersion, Arc<Graph>>>,
     store: Arc<dyn Store>,
     build: Build,
 }
@@ -37,7 +39,7 @@ impl Graphs {
     /// `registered` are the program's own graphs.
     pub(crate) fn new(registered: impl IntoIterator<Item = Arc<Graph>>, store: Arc<dyn Store>, build: Build) -> Self {
         let code = registered.into_iter().map(|graph| (graph.version.clone(), graph)).collect();
-        Self { code, loaded: Mutex::default(), store, build }
+        Self { code, loaded: Mutex::new(LruCache::new(LOADED_MAX)), store, build }
     }
 
     /// The versions only this program can run.
@@ -67,15 +69,11 @@ impl Graphs {
             message: format!("graph version {version} is not registered any more; start the run anew on a newer one"),
         })?;
         let graph = Arc::new((self.build)(&record.manifest)?);
-        let mut loaded = self.loaded();
-        if loaded.len() >= LOADED_MAX {
-            loaded.clear();
-        }
-        loaded.insert(version.clone(), Arc::clone(&graph));
+        self.loaded().put(version.clone(), Arc::clone(&graph));
         Ok(graph)
     }
 
-    fn loaded(&self) -> std::sync::MutexGuard<'_, HashMap<GraphVersion, Arc<Graph>>> {
+    fn loaded(&self) -> std::sync::MutexGuard<'_, LruCache<GraphVersion, Arc<Graph>>> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

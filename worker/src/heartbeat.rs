@@ -83,7 +83,9 @@ pub(crate) async fn renew(store: &dyn Store, leases: &Leases, held: &[Arc<Lease>
             }
             continue;
         }
-        lease.renewed(sent, leases.ttl());
+        if state.renewed {
+            lease.renewed(sent, leases.ttl());
+        }
         if state.stop_requested {
             lease.stop();
         }

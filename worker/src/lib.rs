@@ -15,7 +15,6 @@ mod heartbeat;
 mod lease;
 mod nodes;
 mod run_node;
-mod size;
 mod state;
 mod telemetry;
 #[cfg(test)]

@@ -7,20 +7,18 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use threadgate_shared::domain::meta::START;
-use threadgate_shared::domain::{Caller, ThreadState};
+use threadgate_shared::domain::{Caller, ThreadState, json_bytes};
 use threadgate_shared::events::EventBody;
 use threadgate_shared::graph::admission::answers_of;
 use threadgate_shared::graph::engine::{self, Advance};
-use threadgate_shared::graph::{Graph, NodeContext, NodeError, NodeEvent, Outcome};
+use threadgate_shared::graph::{Graph, NodeContext, NodeError, NodeEvent, NodeEvents, Outcome};
 use threadgate_shared::store::{Claimed, RunRecord};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::announce::{Announcer, Attempt};
 use crate::lease::{Lease, Leases};
-use crate::size::json_bytes;
 use crate::state::Place;
 use crate::telemetry;
 use crate::threads::NodeThreads;
@@ -89,8 +87,8 @@ impl NodeRunner {
         attempt: &mut Attempt,
     ) -> Result<NodeEnd, Left> {
         let deadline = self.deadline(graph, &claimed.node, &place.run);
-        let (events, mut pieces) = mpsc::unbounded_channel();
-        let ctx = context(lease, claimed, place, deadline, events);
+        let (events, mut pieces) = NodeEvents::channel();
+        let ctx = context(lease, claimed, place, deadline, events.clone());
         let work = execute(Arc::clone(graph), claimed.node.clone(), place, ctx, self.output_bytes_max);
         let started = Instant::now();
         let mut running = self.threads.spawn(work.in_current_span());
@@ -118,13 +116,14 @@ impl NodeRunner {
                     self.threads.leave(running, claimed.node.clone());
                     break NodeEnd::Failed(timed_out(deadline));
                 }
-                Some(piece) = pieces.recv() => attempt.piece(&self.announcer, told(&claimed.node, piece)),
+                Some((number, piece)) = pieces.recv() => attempt.piece(&self.announcer, number, told(&claimed.node, piece)),
                 () = &mut spoken, if attempt.is_holding() => attempt.speak(&self.announcer),
             }
         };
-        while let Ok(piece) = pieces.try_recv() {
-            attempt.piece(&self.announcer, told(&claimed.node, piece));
+        while let Ok((number, piece)) = pieces.try_recv() {
+            attempt.piece(&self.announcer, number, told(&claimed.node, piece));
         }
+        attempt.heard(events.sent());
         measure(graph, &claimed.node, started, &end);
         Ok(end)
     }
@@ -136,13 +135,7 @@ impl NodeRunner {
     }
 }
 
-fn context(
-    lease: &Lease,
-    claimed: &Claimed,
-    place: &Place,
-    deadline: Duration,
-    events: mpsc::UnboundedSender<NodeEvent>,
-) -> NodeContext {
+fn context(lease: &Lease, claimed: &Claimed, place: &Place, deadline: Duration, events: NodeEvents) -> NodeContext {
     let run = &place.run;
     let anonymous = Caller::anonymous();
     NodeContext {

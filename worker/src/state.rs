@@ -4,13 +4,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use threadgate_shared::domain::{JsonMap, Message, MessageId, RunId, ThreadKey, ThreadState};
+use threadgate_shared::domain::{JsonMap, Message, MessageId, RunId, ThreadKey, ThreadState, json_bytes};
 use threadgate_shared::graph::Manifest;
 use threadgate_shared::graph::engine::{self, Advance};
 use threadgate_shared::store::{Loaded, RunRecord};
 use tokio::time::Instant;
-
-use crate::size::json_bytes;
 
 /// States kept at most, whatever their size.
 const ENTRIES_MAX: usize = 4096;

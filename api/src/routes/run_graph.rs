@@ -170,8 +170,14 @@ async fn stream(
     let created = &accepted.started.created;
     let scope = caller.scope();
     let follower = Follower::of_new(&app, scope.clone(), created);
-    let state = state_after_input(&app, &scope, &accepted.started).await?;
     let leave = OnDisconnect::new(&app, &caller, created.run.id, accepted.stops_on_disconnect);
+    let state = match state_after_input(&app, &scope, &accepted.started).await {
+        Ok(state) => state,
+        Err(error) => {
+            leave.disarm(); // The client is here, and learns where its run is.
+            return Err(error.after_run(&created.run.id.to_string()));
+        }
+    };
     let common = Common {
         granularity,
         thread_id: created.run.thread_id.0.clone(),

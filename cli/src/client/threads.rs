@@ -152,6 +152,11 @@ pub async fn fix(args: FixArgs) -> Result<(), Failure> {
     let data = &answer["data"];
     if args.server.json {
         print::line(pretty(data));
+    }
+    if data["success"] == false {
+        return Err(unknown(&args.thread));
+    }
+    if args.server.json {
         return Ok(());
     }
     match data["removed_count"].as_u64() {

@@ -5,6 +5,7 @@
 use super::limits::Limits;
 use super::message::FieldError;
 use super::parse::{Fill, messages};
+use super::size::json_bytes;
 use super::state::{ENGINE_FIELDS, ThreadState};
 use super::{Json, JsonMap, Message, MessageId, Role};
 
@@ -267,24 +268,6 @@ fn check_size(messages: &[Message], state: &JsonMap, limits: &Limits) -> Result<
     }
     let msg = format!("Value error, the input has {bytes} bytes; at most {} are taken", limits.run_input_bytes_max);
     Err(FieldError { loc: vec!["body".into()], msg, kind: "value_error" }.into())
-}
-
-/// How many bytes `value` has as JSON; nothing is built.
-#[must_use]
-pub fn json_bytes<T: serde::Serialize>(value: &T) -> usize {
-    struct Count(usize);
-    impl std::io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut count = Count(0);
-    serde_json::to_writer(&mut count, value).expect("counting never fails, and our types have string keys");
-    count.0
 }
 
 fn missing(loc: &[Json]) -> FieldError {

@@ -12,6 +12,7 @@ pub mod observe;
 pub mod parse;
 pub mod run;
 mod shape;
+mod size;
 pub mod state;
 pub mod tool;
 
@@ -24,6 +25,7 @@ pub use limits::Limits;
 pub use message::{FieldError, Message, Role};
 pub use meta::{ExecutionMeta, ExecutionStatus};
 pub use run::{IllegalTransition, RunEvent, RunStatus};
+pub use size::json_bytes;
 pub use state::ThreadState;
 pub use tool::{CallResult, CallStatus, Effect, Guard, ToolSpec, ToolsSpec};
 

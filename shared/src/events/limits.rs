@@ -1,9 +1,6 @@
 //! How much a log keeps, so that what nobody follows costs next to nothing.
 
-use std::io::{self, Write};
 use std::time::Duration;
-
-use serde::Serialize;
 
 /// Events kept of one run.
 pub(super) const EVENTS_MAX: usize = 1_000;
@@ -23,23 +20,3 @@ pub(super) const CHANNEL: usize = 64;
 /// Ends of runs a process may be behind before it has to ask the store; also how many are kept for
 /// a reader that was away.
 pub(super) const ENDS_MAX: usize = 1_024;
-
-/// The size of `value` as JSON, in bytes.
-pub(super) fn size(value: &impl Serialize) -> usize {
-    let mut counter = Counter(0);
-    serde_json::to_writer(&mut counter, value).expect("plain data in string-keyed maps is JSON");
-    counter.0
-}
-
-struct Counter(usize);
-
-impl Write for Counter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0 += bytes.len();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}

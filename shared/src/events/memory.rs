@@ -10,9 +10,9 @@ use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::time::Instant;
 
 use super::follow::{self, Live, Log};
-use super::limits::{BYTES_MAX, CHANNEL, ENDED_TTL, ENDS_MAX, EVENTS_MAX, TTL, size};
+use super::limits::{BYTES_MAX, CHANNEL, ENDED_TTL, ENDS_MAX, EVENTS_MAX, TTL};
 use super::{End, Event, EventId, EventLog, Followed};
-use crate::domain::RunId;
+use crate::domain::{RunId, json_bytes};
 
 /// How often runs without news are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
@@ -137,7 +137,7 @@ impl Topic {
         }
         self.last = event.id;
         self.expires_at = Instant::now() + if event.body.is_last() { ENDED_TTL } else { TTL };
-        let (bytes, event) = (size(&event.body), Arc::new(event));
+        let (bytes, event) = (json_bytes(&event.body), Arc::new(event));
         self.bytes += bytes;
         self.events.push_back((Arc::clone(&event), bytes));
         while self.events.len() > EVENTS_MAX || self.bytes > BYTES_MAX {

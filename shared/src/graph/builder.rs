@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::manifest::RETRY_ATTEMPTS_MAX;
 use super::{Condition, EdgeSpec, FieldSpec, Graph, GraphError, IdKind, Manifest, Node, NodePolicy, NodeSpec, Reducer};
 use crate::domain::meta::{END, START};
 use crate::domain::state::ENGINE_FIELDS;
@@ -301,6 +302,11 @@ fn policy_problem(policy: &NodePolicy) -> Option<String> {
     }
     if policy.retry.attempts == 0 {
         return Some("its retry has 0 attempts; 1 means no retry".to_owned());
+    }
+    if policy.retry.attempts > RETRY_ATTEMPTS_MAX {
+        return Some(format!(
+            "its retry has more than {RETRY_ATTEMPTS_MAX} attempts; choose fewer, with a longer delay"
+        ));
     }
     if policy.retry.delay_min_ms > policy.retry.delay_max_ms {
         return Some("its retry's delay_min is longer than delay_max; swap them".to_owned());

@@ -69,7 +69,7 @@ impl Default for NodePolicy {
 /// A lost worker is not an error of the node: such a step starts again until [`CRASH_ATTEMPTS`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RetryPolicy {
-    /// How many starts in all; 1 = no retry.
+    /// How many starts in all, crashes included; 1 = no retry, at most [`RETRY_ATTEMPTS_MAX`].
     pub attempts: u16,
     /// The longest wait after the first failed attempt, in milliseconds.
     pub delay_min_ms: u64,
@@ -78,6 +78,9 @@ pub struct RetryPolicy {
     /// Error codes that are retried; empty = every error that says it is retryable.
     pub retry_on: Vec<String>,
 }
+
+/// How many starts a node may ask for at most.
+pub const RETRY_ATTEMPTS_MAX: u16 = 100;
 
 /// How often a step starts at most when its workers die; after that it is quarantined.
 pub const CRASH_ATTEMPTS: u16 = 3;

@@ -13,6 +13,7 @@ pub mod registry;
 #[cfg(test)]
 mod rehearsal;
 pub mod reply;
+pub mod said;
 #[cfg(test)]
 mod vectors;
 
@@ -21,8 +22,9 @@ use std::sync::Arc;
 
 pub use builder::{GraphBuilder, IntoRoute};
 pub use manifest::{EdgeSpec, FieldSpec, IdKind, Manifest, NodePolicy, NodeSpec, Reducer, RetryPolicy};
-pub use node::{Command, Interrupt, IntoOutcome, Node, NodeContext, NodeError, NodeEvent, Outcome, Patch};
+pub use node::{Command, Interrupt, IntoOutcome, Node, NodeContext, NodeError, Outcome, Patch};
 pub use registry::Registry;
+pub use said::{NodeEvent, NodeEvents};
 
 pub use crate::domain::meta::{END, START};
 use crate::domain::{GraphVersion, Json, ThreadState};

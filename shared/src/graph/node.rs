@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::said::{NodeEvent, NodeEvents};
 use crate::domain::interrupt::milliseconds;
 use crate::domain::{
     Caller, Json, JsonMap, Message, MessageId, Question, QuestionKind, Role, RunId, StepId, ThreadId, ThreadState,
@@ -46,22 +46,12 @@ pub struct NodeContext {
     pub deadline: Option<Duration>,
     /// Cancelled on a stop, a lost lease, a passed deadline or the end of the worker's grace.
     pub cancelled: CancellationToken,
-    /// Where streamed pieces and custom events go; dropped when nobody listens.
-    pub events: mpsc::UnboundedSender<NodeEvent>,
+    /// Where streamed pieces and custom events go.
+    pub events: NodeEvents,
     /// Answers given so far to this execution's questions, in the order of the calls.
     pub answers: Arc<Vec<Json>>,
     /// How many times `interrupt` was called in this execution.
     pub asked: Arc<std::sync::atomic::AtomicUsize>,
-}
-
-/// What a node sends while it runs.
-#[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "an event is moved once and never kept")]
-pub enum NodeEvent {
-    /// A piece of a message that is still growing; `delta` is true.
-    Delta(Message),
-    /// Anything the graph's author wants a client to see.
-    Custom(Json),
 }
 
 impl NodeContext {
@@ -83,15 +73,16 @@ impl NodeContext {
         self.cancelled.is_cancelled()
     }
 
-    /// Sends a custom event to whoever follows the run; best effort.
+    /// Sends a custom event to whoever follows the run; best effort: what comes too fast to be told, or
+    /// is above [`NODE_EVENT_BYTES_MAX`](super::said::NODE_EVENT_BYTES_MAX), is dropped, and followers see a gap.
     pub fn emit(&self, value: Json) {
-        let _ = self.events.send(NodeEvent::Custom(value));
+        self.events.send(NodeEvent::Custom(value));
     }
 
-    /// Sends a piece of a growing message; best effort.
+    /// Sends a piece of a growing message; best effort, as [`NodeContext::emit`].
     pub fn delta(&self, mut message: Message) {
         message.delta = true;
-        let _ = self.events.send(NodeEvent::Delta(message));
+        self.events.send(NodeEvent::Delta(message));
     }
 
     /// Asks a question: returns the answer, or pauses the run until there is one.

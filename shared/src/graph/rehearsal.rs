@@ -187,7 +187,7 @@ pub(crate) fn context(state: &ThreadState, node: &str, seq: i32) -> NodeContext 
         trace: None,
         deadline: None,
         cancelled: CancellationToken::new(),
-        events: tokio::sync::mpsc::unbounded_channel().0,
+        events: super::NodeEvents::channel().0,
         answers: Arc::new(answers_of(&state.execution_meta, node)),
         asked: Arc::default(),
     }

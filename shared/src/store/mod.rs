@@ -175,7 +175,8 @@ pub trait Steps: Send + Sync + 'static {
     /// fails is repeated step by step; a repeat with the same token answers `Committed`.
     async fn commit(&self, steps: &[StepCommit]) -> Vec<Result<CommitOutcome, StoreError>>;
 
-    /// Extends leases by `ttl` from now; answers per lease whether it is held and a stop is set.
+    /// Extends leases by `ttl` from now; answers per lease whether it is held, was extended, and a stop
+    /// is set. A row that somebody has locked is waited for by nobody: it is not extended this time.
     async fn heartbeat(&self, leases: &[(StepId, LeaseToken)], ttl: Duration) -> Result<Vec<LeaseState>, StoreError>;
 
     /// Gives leases back uncharged, `ready` at once, their runs `queued` (drain). Returns how many

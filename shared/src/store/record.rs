@@ -467,8 +467,10 @@ pub enum CommitOutcome {
 /// What a heartbeat found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseState {
-    /// Whether the lease is ours still; a row locked by somebody counts as held.
+    /// Whether the lease is ours still.
     pub held: bool,
+    /// Whether it was extended; a row that somebody had locked at that moment was not.
+    pub renewed: bool,
     /// Whether a stop is recorded for the run.
     pub stop_requested: bool,
 }

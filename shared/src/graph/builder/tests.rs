@@ -119,6 +119,7 @@ fn policies_that_cannot_be_kept_are_refused() {
         (NodePolicy { pool: PoolName::from("a b"), ..policy() }, "cannot name a pool"),
         (NodePolicy { timeout_ms: Some(0), ..policy() }, "timeout is 0"),
         (NodePolicy { retry: retry(0, 1), ..policy() }, "0 attempts"),
+        (NodePolicy { retry: retry(101, 1), ..policy() }, "more than 100 attempts"),
         (NodePolicy { retry: retry(2, 6), ..policy() }, "longer than delay_max"),
     ] {
         let (_, message) = error(linear().node_with("c", noop(), policy).edge("b", "c"));

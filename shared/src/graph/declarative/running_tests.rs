@@ -163,7 +163,7 @@ edges: [{from: a, to: __end__}]
         execution_meta: admission.unwrap().meta,
         fields: Default::default(),
     };
-    let (events, mut sent) = tokio::sync::mpsc::unbounded_channel();
+    let (events, mut sent) = crate::graph::NodeEvents::channel();
     let mut ctx = crate::graph::rehearsal::context(&state, "a", 1);
     ctx.events = events;
 
@@ -171,9 +171,11 @@ edges: [{from: a, to: __end__}]
 
     let whole = &outcome.command.update.messages[0];
     assert!(whole.message_id.is_int);
-    assert!(matches!(sent.recv().await, Some(crate::graph::NodeEvent::Custom(value)) if value == json!({"step": 1})));
+    assert!(
+        matches!(sent.recv().await, Some((1, crate::graph::NodeEvent::Custom(value))) if value == json!({"step": 1}))
+    );
     let mut pieces = Vec::new();
-    while let Ok(crate::graph::NodeEvent::Delta(piece)) = sent.try_recv() {
+    while let Ok((_, crate::graph::NodeEvent::Delta(piece))) = sent.try_recv() {
         assert!(piece.delta && piece.message_id == whole.message_id);
         pieces.push(piece.plain_text());
     }

@@ -90,7 +90,7 @@ pub async fn a_heartbeat_keeps_the_lease(store: Arc<dyn Store>) {
     let leases = [(claimed.step, claimed.token)];
     let states = world.store.heartbeat(&leases, LONG).await.unwrap();
 
-    assert_eq!(states, [LeaseState { held: true, stop_requested: false }]);
+    assert_eq!(states, [LeaseState { held: true, renewed: true, stop_requested: false }]);
     assert!(due().await - before > chrono::TimeDelta::seconds(60));
     let swept = world.store.sweep(100, true).await.unwrap();
     assert_eq!((swept.released, swept.failed.len()), (0, 0));

@@ -67,11 +67,11 @@ impl Steps for MemoryStore {
         self.transact(Operation::Heartbeat, |tables, now| {
             let renew = |(id, token): &(StepId, LeaseToken)| {
                 let Some(step) = tables.held(*id, *token) else {
-                    return LeaseState { held: false, stop_requested: false };
+                    return LeaseState { held: false, renewed: false, stop_requested: false };
                 };
                 step.due_at = Some(now + span(ttl));
                 let key = step.thread;
-                LeaseState { held: true, stop_requested: tables.is_stop_requested(key, id.run_id) }
+                LeaseState { held: true, renewed: true, stop_requested: tables.is_stop_requested(key, id.run_id) }
             };
             Ok(leases.iter().map(renew).collect())
         })

@@ -21,7 +21,7 @@ impl PgStore {
         ttl: Duration,
     ) -> Result<Vec<LeaseState>, StoreError> {
         let (run_ids, seqs, tokens) = lease_columns(leases);
-        let rows: Vec<(i32, bool, bool)> = sqlx::query_as(HEARTBEAT)
+        let rows: Vec<(i32, bool, bool, bool)> = sqlx::query_as(HEARTBEAT)
             .bind(run_ids)
             .bind(seqs)
             .bind(tokens)
@@ -29,10 +29,10 @@ impl PgStore {
             .fetch_all(&self.pool)
             .await
             .doing("renew leases")?;
-        let mut states = vec![LeaseState { held: false, stop_requested: false }; leases.len()];
-        for (i, held, stop_requested) in rows {
+        let mut states = vec![LeaseState { held: false, renewed: false, stop_requested: false }; leases.len()];
+        for (i, held, renewed, stop_requested) in rows {
             let index = usize::try_from(i - 1).expect("ordinality counts from 1");
-            states[index] = LeaseState { held, stop_requested };
+            states[index] = LeaseState { held, renewed, stop_requested };
         }
         Ok(states)
     }
@@ -108,9 +108,10 @@ with j as (
   update step s set due_at = clock_timestamp() + make_interval(secs => $4)
     from h where s.run_id = h.run_id and s.seq = h.seq
 )
-select j.i::int, (s.token = j.token and s.status = 'leased') is true, (t.stop_run = j.run_id) is true
+select j.i::int, (s.token = j.token and s.status = 'leased') is true, h.run_id is not null, (t.stop_run = j.run_id) is true
   from j join step s on s.run_id = j.run_id and s.seq = j.seq
-  join thread t on t.key = s.thread_key";
+  join thread t on t.key = s.thread_key
+  left join h on h.run_id = j.run_id and h.seq = j.seq";
 
 /// $1 run ids, $2 seqs, $3 tokens. Not charged; without the token a late commit is refused.
 const GIVE_BACK: &str = "

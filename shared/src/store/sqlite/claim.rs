@@ -177,7 +177,7 @@ async fn renew(db: &mut SqliteConnection, step: StepId, token: LeaseToken, due_a
     .fetch_optional(db)
     .await?;
     let stop = row.as_ref().map(|row| row.opt("stop", Columns::flag)).transpose()?.flatten();
-    Ok(LeaseState { held: row.is_some(), stop_requested: stop.unwrap_or_default() })
+    Ok(LeaseState { held: row.is_some(), renewed: row.is_some(), stop_requested: stop.unwrap_or_default() })
 }
 
 async fn held_step(db: &mut SqliteConnection, id: StepId, token: LeaseToken) -> Answer<Option<(Step, Thread)>> {

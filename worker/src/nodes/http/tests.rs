@@ -45,7 +45,7 @@ fn context() -> NodeContext {
         trace: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
         deadline: Some(Duration::from_secs(9)),
         cancelled: CancellationToken::new(),
-        events: tokio::sync::mpsc::unbounded_channel().0,
+        events: threadgate_shared::graph::NodeEvents::channel().0,
         answers: Arc::new(vec![json!("yes")]),
         asked: Arc::new(AtomicUsize::new(0)),
     }

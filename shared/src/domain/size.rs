@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 /// The bytes of `value` as JSON.
-pub(crate) fn json_bytes<T: Serialize>(value: &T) -> usize {
+#[must_use]
+pub fn json_bytes<T: Serialize + ?Sized>(value: &T) -> usize {
     let mut counter = Counter(0);
-    let _ = serde_json::to_writer(&mut counter, value); // Counting does not fail.
+    serde_json::to_writer(&mut counter, value).expect("counting never fails, and our types have string keys");
     counter.0
 }
 
