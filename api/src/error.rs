@@ -264,6 +264,7 @@ impl From<Refusal> for ApiError {
             Refusal::Paused { .. } | Refusal::NotThisInterrupt(_) => {
                 Self::new(StatusCode::CONFLICT, "INTERRUPT_001", message)
             }
+            Refusal::NotAnApprover(_) => Self::new(StatusCode::FORBIDDEN, "PERMISSION_ERROR", message),
             Refusal::Expired(_) => Self::new(StatusCode::CONFLICT, "INTERRUPT_003", message),
             Refusal::AnswerSchema(_) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "INTERRUPT_002", message),
             Refusal::NoMessages => Self::field(vec!["body".into()], "value_error", format!("Value error, {message}")),
@@ -271,9 +272,12 @@ impl From<Refusal> for ApiError {
                 let loc = vec!["body".into(), "initial_state".into(), "current_node".into()];
                 Self::field(loc, "value_error", format!("Value error, {message}"))
             }
-            Refusal::NothingToResume | Refusal::NoSuchCall(_) | Refusal::ToolNodeStart(_) | Refusal::OtherGraph(_) => {
-                Self::unprocessable(message)
-            }
+            Refusal::NothingToResume
+            | Refusal::AnsweredTwice(_)
+            | Refusal::ResultTwice
+            | Refusal::NoSuchCall(_)
+            | Refusal::ToolNodeStart(_)
+            | Refusal::OtherGraph(_) => Self::unprocessable(message),
             Refusal::VersionNeeded(_) => {
                 let message = format!("{message}; register that version again, or use a new thread");
                 Self::plain(StatusCode::SERVICE_UNAVAILABLE, message)
@@ -287,7 +291,7 @@ impl From<StoreError> for ApiError {
         let message = error.to_string();
         match error {
             StoreError::Refused(refusal) => refusal.into(),
-            StoreError::Busy(thread) => Self::conflict(thread.as_str(), message),
+            StoreError::Asked(thread) | StoreError::Busy(thread) => Self::conflict(thread.as_str(), message),
             StoreError::NoSuchThread(_) => Self::not_found(message),
             StoreError::IdempotencyMismatch => Self::new(StatusCode::CONFLICT, "IDEMPOTENCY_MISMATCH", message),
             StoreError::Unavailable { .. } => {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use threadgate_shared::domain::{
-    GraphVersion, LeaseToken, Message, MessageId, PoolName, RunId, RunStatus, Scope, StepId, Tenant, ThreadId, WorkerId,
+    CallResult, GraphVersion, InterruptRecord, LeaseToken, Message, MessageId, PoolName, RunId, RunStatus, Scope,
+    StepId, Tenant, ThreadId, WorkerId,
 };
 use threadgate_shared::events::{End, Event, EventBody, EventId, EventLog, Followed};
 use threadgate_shared::graph::engine::{RunError, errored};
@@ -120,6 +121,18 @@ hand_on!(Steps {
         self.0.commit(&steps).await
     }
 );
+
+hand_on!(Interrupts {
+    interrupts(scope: &Scope, filter: &InterruptFilter) -> Answer<Vec<InterruptRecord>>;
+    interrupt(scope: &Scope, id: &str) -> Answer<Option<InterruptRecord>>;
+    due_for_expiry(limit: u32) -> Answer<Vec<InterruptRecord>>;
+});
+
+hand_on!(Ledger {
+    begin_calls(step: StepId, lease: LeaseToken, intents: &[Intent]) -> Answer<Vec<Begun>>;
+    finish_call(key: &CallKey, token: LeaseToken, result: &CallResult) -> Answer<Finished>;
+    calls(scope: &Scope, thread: &ThreadId) -> Answer<Vec<ToolExecution>>;
+});
 
 hand_on!(Threads {
     thread(scope: &Scope, id: &ThreadId) -> Answer<Option<ThreadRecord>>;

@@ -128,7 +128,7 @@ pub struct InterruptRecord {
     pub answered_by: Option<String>,
     /// What they said about it.
     pub comment: Option<String>,
-    /// When it was asked.
+    /// When it was asked; those of one pause a microsecond apart, in the order of the calls.
     pub created_at: DateTime<Utc>,
     /// From when on no answer counts.
     pub expires_at: Option<DateTime<Utc>>,

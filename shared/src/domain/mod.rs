@@ -10,6 +10,7 @@ pub mod message;
 pub mod meta;
 pub mod observe;
 pub mod parse;
+pub mod results;
 pub mod run;
 mod shape;
 mod size;

@@ -1,10 +1,13 @@
 //! Whether a thread takes a new run, and where that run starts. Called inside the transaction that
 //! creates the run, on the locked thread.
 
+mod answers;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::engine::{completed, paused};
+use self::answers::Taken;
+use super::engine::{completed, paused, waiting};
 use super::{IdKind, Manifest};
 use crate::domain::interrupt::EXPIRY;
 use crate::domain::meta::{END, ExecutionMeta, ExecutionStatus, START};
@@ -213,6 +216,15 @@ pub enum Refusal {
     /// No message and an empty context (422).
     #[error("a run needs at least one message")]
     NoMessages,
+    /// Two answers to one question in one request (422).
+    #[error("interrupt '{0}' is answered twice in one request; answer it once")]
+    AnsweredTwice(String),
+    /// Two results for one call in one request (422).
+    #[error("Each tool call can be answered only once")]
+    ResultTwice,
+    /// An answer by somebody whom the tool does not let approve (403).
+    #[error("interrupt '{0}' can be answered by its approvers only; ask one of them")]
+    NotAnApprover(String),
     /// A tool result nobody waits for (422).
     #[error("No remote tool call '{0}' is waiting for a result")]
     NoSuchCall(String),
@@ -242,6 +254,10 @@ pub fn admit(
 ) -> Result<Admission, Refusal> {
     let (newest, manifest) = versions.first().expect("a run names a registered graph");
     if let Some(view) = view {
+        let is_open = |id: &String| view.open.iter().any(|open| open.question.id == *id);
+        if let Some(id) = input.interrupt_id.as_ref().filter(|id| !is_open(id)) {
+            return Err(Refusal::NotThisInterrupt(id.clone()));
+        }
         if let Some(run) = view.active_run {
             return Err(Refusal::Busy { thread: thread.clone(), run });
         }
@@ -249,11 +265,22 @@ pub fn admit(
             return Err(Refusal::OtherGraph(view.graph.clone()));
         }
     }
-    refuse_tool_results(&input.messages)?;
-    let meta = view.map_or_else(|| ExecutionMeta::fresh(thread.as_str()), |view| view.meta.clone());
-    let (meta, answers) = answered(meta, view, input)?;
-    let messages = new_messages(manifest.ids, view, &input.messages);
-    if messages.is_empty() && input.resume.is_none() && view.is_none_or(|view| view.last_role.is_none()) {
+    let mut taken = taken(versions, view, input)?;
+    if let Some(view) = view.filter(|_| !taken.still_open.is_empty()) {
+        return still_paused(view, input, taken, manifest.ids);
+    }
+    let mut meta = view.map_or_else(|| ExecutionMeta::fresh(thread.as_str()), |view| view.meta.clone());
+    remember(&mut meta, &taken);
+    let messages = match view {
+        Some(view) if !taken.answered.is_empty() => {
+            let mut messages = results(manifest.ids, view, &input.messages, std::mem::take(&mut taken.results));
+            let said: Vec<Message> = input.messages.iter().filter(|m| m.role != Role::Tool).cloned().collect();
+            messages.extend(new_messages(manifest.ids, Some(view), &said));
+            messages
+        }
+        view => new_messages(manifest.ids, view, &input.messages),
+    };
+    if messages.is_empty() && taken.answered.is_empty() && view.is_none_or(|view| view.last_role.is_none()) {
         return Err(Refusal::NoMessages);
     }
 
@@ -271,7 +298,7 @@ pub fn admit(
     };
     let (meta, start) = if continues { continued(manifest, meta) } else { started(manifest, meta, chosen) };
     let fields = known_fields(manifest, &input.state);
-    Ok(Admission { graph_version: version.clone(), messages, fields, meta, start, answers, continues })
+    Ok(Admission { graph_version: version.clone(), messages, fields, meta, start, answers: taken.answered, continues })
 }
 
 /// The place of a run that goes on where the last one paused, stopped or failed.
@@ -331,53 +358,73 @@ fn chosen_start<'a>(manifest: &Manifest, state: &'a JsonMap) -> Result<Option<&'
     Ok(Some(node))
 }
 
-/// Records the answer, if the thread waits for one.
-fn answered(
-    mut meta: ExecutionMeta,
-    view: Option<&ThreadView>,
-    input: &RunInput,
-) -> Result<(ExecutionMeta, Vec<Answered>), Refusal> {
-    let open = match (&meta.interrupt_reason, &meta.interrupt_data) {
-        (Some(reason), Some(data)) if reason == "interrupt" => data.get("interrupt").cloned(),
-        _ => None,
-    };
-    let Some(open) = open else {
-        return match (&input.resume, &input.interrupt_id) {
-            (None, None) => Ok((meta, Vec::new())),
-            (_, Some(id)) => Err(Refusal::NotThisInterrupt(id.clone())),
-            (Some(_), None) => Err(Refusal::NothingToResume),
-        };
-    };
-    let text = |name: &str| open[name].as_str().unwrap_or_default().to_owned();
-    if let Some(id) = input.interrupt_id.as_ref().filter(|id| **id != text("id")) {
-        return Err(Refusal::NotThisInterrupt(id.clone()));
-    }
-    let Some(answer) = &input.resume else {
-        return Err(Refusal::Paused { id: text("id"), node: text("node") });
-    };
-    if !open["response_schema"].is_null() {
-        let schema = jsonschema::validator_for(&open["response_schema"]);
-        let schema = schema.map_err(|error| Refusal::AnswerSchema(error.to_string()))?;
-        schema.validate(answer).map_err(|error| Refusal::AnswerSchema(error.to_string()))?;
-    }
-    let stored = view.and_then(|view| view.open.iter().find(|open| open.question.id == text("id")));
-    if stored.is_some_and(|open| open.is_expired) {
-        return Err(Refusal::Expired(text("id")));
+/// The answers that reach the node when it runs again, by the positions they were asked at.
+fn remember(meta: &mut ExecutionMeta, taken: &Taken) {
+    if taken.answered.is_empty() {
+        return;
     }
     let answers = meta.internal_data.entry("interrupt_resume").or_insert_with(|| Json::Object(JsonMap::new()));
     if let Json::Object(answers) = answers {
-        answers.insert(text("key"), answer.clone());
+        let given = taken.keys.iter().zip(&taken.answered);
+        answers.extend(given.map(|(key, answered)| (key.clone(), answered.answer.clone())));
     }
-    let recorded = stored.map(|open| Answered {
-        id: open.question.id.clone(),
-        status: InterruptStatus::Answered,
-        answer: answer.clone(),
-        approved_hash: None,
-        by: input.answered_by.as_str().to_owned(),
-        comment: None,
-        action: "answer",
-    });
-    Ok((meta, recorded.into_iter().collect()))
+}
+
+/// What the input answers. Where nothing is asked, nothing can be.
+fn taken(versions: &Versions, view: Option<&ThreadView>, input: &RunInput) -> Result<Taken, Refusal> {
+    let open = view.map(|view| view.open.as_slice()).unwrap_or_default();
+    if let (Some(view), false) = (view, open.is_empty()) {
+        let pinned = versions.iter().find(|(version, _)| *version == view.graph_version);
+        let (_, manifest) = pinned.ok_or_else(|| Refusal::VersionNeeded(view.graph_version.clone()))?;
+        return answers::take(open, manifest, input);
+    }
+    let named = input.answers.first().map(|answer| &answer.interrupt_id).or(input.interrupt_id.as_ref());
+    match (named, &input.resume, result_in(&input.messages)) {
+        (Some(id), ..) => Err(Refusal::NotThisInterrupt(id.clone())),
+        (None, Some(_), _) => Err(Refusal::NothingToResume),
+        (None, None, Some(call)) => Err(Refusal::NoSuchCall(call)),
+        (None, None, None) => Ok(Taken::default()),
+    }
+}
+
+/// Answers are recorded and others are awaited: no run. A user's words would stand before the results
+/// that are missing, so they come with the last answer.
+fn still_paused(view: &ThreadView, input: &RunInput, mut taken: Taken, ids: IdKind) -> Result<Admission, Refusal> {
+    let is_open = |open: &&OpenQuestion| taken.still_open.contains(&open.question.id);
+    let open: Vec<&Question> = view.open.iter().filter(is_open).map(|open| &open.question).collect();
+    let first = open[0];
+    if input.messages.iter().any(|message| message.role != Role::Tool) {
+        return Err(Refusal::Paused { id: first.id.clone(), node: first.node.clone() });
+    }
+    let mut meta = view.meta.clone();
+    remember(&mut meta, &taken);
+    let node = first.node.clone();
+    let meta = waiting(meta, &node, open);
+    let messages = results(ids, view, &input.messages, std::mem::take(&mut taken.results));
+    Ok(Admission {
+        graph_version: view.graph_version.clone(),
+        messages,
+        fields: JsonMap::new(),
+        meta,
+        start: Start::StillPaused,
+        answers: taken.answered,
+        continues: true,
+    })
+}
+
+/// Results as messages, each under an id that is free: none may be dropped as known.
+fn results(ids: IdKind, view: &ThreadView, messages: &[Message], made: Vec<Message>) -> Vec<Message> {
+    let sent = messages.iter().filter(|message| message.role == Role::Tool).cloned();
+    let mut seen = view.known_ids.clone();
+    sent.chain(made)
+        .map(|mut message| {
+            message.delta = false;
+            if !seen.insert(message.message_id.clone()) {
+                message.message_id = ids.message_id();
+            }
+            message
+        })
+        .collect()
 }
 
 /// The answers given so far to the questions of `node`, in the order of its calls.
@@ -413,13 +460,10 @@ fn new_messages(ids: IdKind, view: Option<&ThreadView>, messages: &[Message]) ->
     }
 }
 
-/// No call waits for a client's result until remote tools exist.
-fn refuse_tool_results(messages: &[Message]) -> Result<(), Refusal> {
-    let result = messages.iter().flat_map(|message| &message.content).find(|block| block["type"] == "tool_result");
-    match result {
-        Some(block) => Err(Refusal::NoSuchCall(block["call_id"].as_str().unwrap_or_default().to_owned())),
-        None => Ok(()),
-    }
+/// The call of the first result among `messages`.
+fn result_in(messages: &[Message]) -> Option<String> {
+    let block = messages.iter().flat_map(|message| &message.content).find(|block| block["type"] == "tool_result")?;
+    Some(block["call_id"].as_str().unwrap_or_default().to_owned())
 }
 
 fn known_fields(manifest: &Manifest, state: &JsonMap) -> JsonMap {

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{RunRecord, Time};
 use crate::domain::{
-    CallRef, CallResult, CallStatus, Effect, ExecutionMeta, InterruptRecord, InterruptStatus, LeaseToken, Message,
-    MessageId, RunId, StepId, ThreadId, ThreadKey,
+    CallRef, CallResult, CallStatus, Effect, ExecutionMeta, InterruptRecord, InterruptStatus, Json, LeaseToken,
+    Message, MessageId, Question, RunId, StepId, ThreadId, ThreadKey,
 };
+use crate::graph::admission::Answered;
 
 /// Which questions to list, oldest first.
 #[derive(Debug, Clone, Default)]
@@ -57,6 +58,24 @@ pub struct StillPaused {
     pub version: i64,
     /// The thread's place after it.
     pub meta: ExecutionMeta,
+}
+
+/// What the audit says of an answer.
+pub(crate) fn answer_entry(question: &Question, answered: &Answered) -> Json {
+    let mut entry = cancel_entry(question);
+    entry["status"] = answered.status.as_str().into();
+    entry["comment"] = answered.comment.clone().into();
+    entry["approved_hash"] = answered.approved_hash.clone().into();
+    entry
+}
+
+/// What the audit says of a question that a stop cancelled.
+pub(crate) fn cancel_entry(question: &Question) -> Json {
+    serde_json::json!({
+        "interrupt_id": question.id,
+        "tool": question.call.as_ref().map(|call| &call.tool),
+        "call_id": question.call.as_ref().map(|call| &call.call_id),
+    })
 }
 
 /// One call of one thread; the ledger's key, and the effect's idempotency key.

@@ -4,6 +4,7 @@
 pub mod ask;
 #[cfg(feature = "testing")]
 pub mod contract;
+mod ledger;
 #[cfg(feature = "testing")]
 pub mod memory;
 pub mod postgres;
@@ -36,6 +37,9 @@ pub enum StoreError {
     /// The thread has an active run (409); nothing was written.
     #[error("thread '{0}' is busy; wait for its run or stop it")]
     Busy(ThreadId),
+    /// The thread waits for answers (409); nothing was written.
+    #[error("thread '{0}' waits for answers; answer its questions or stop it first")]
+    Asked(ThreadId),
     /// The thread belongs to somebody else, who is not told apart from nobody (404).
     #[error("thread '{0}' does not exist")]
     NoSuchThread(ThreadId),
@@ -75,9 +79,9 @@ pub enum StoreError {
 pub type Admit<'a> = &'a (dyn Fn(Option<&ThreadView>) -> Result<Admission, Refusal> + Send + Sync);
 
 /// The parts that every role needs.
-pub trait Store: Schema + Graphs + Runs + Steps + Threads + Upkeep {}
+pub trait Store: Schema + Graphs + Runs + Steps + Interrupts + Ledger + Threads + Upkeep {}
 
-impl<T: Schema + Graphs + Runs + Steps + Threads + Upkeep> Store for T {}
+impl<T: Schema + Graphs + Runs + Steps + Interrupts + Ledger + Threads + Upkeep> Store for T {}
 
 /// The database itself.
 #[async_trait]
@@ -141,7 +145,9 @@ pub trait Runs: Send + Sync + 'static {
 
     /// Stops the thread's active run, or closes a paused one; durable on return. A run whose step
     /// nobody holds is closed at once (step cancelled); a held one by the commit that sees the flag.
-    /// Each closing writes [`crate::graph::engine::stopped`] as a version of its own.
+    /// Each closing writes [`crate::graph::engine::stopped`] as a version of its own. Open questions of a
+    /// pause are cancelled, and their calls get the result that they were denied
+    /// ([`crate::domain::results::denied_by_stop`]).
     async fn stop_thread(&self, scope: &Scope, thread: &ThreadId) -> Result<StopAnswer, StoreError>;
 
     /// Stops one run of a chain: its last one. `None` if it does not exist.
@@ -214,10 +220,10 @@ pub trait Interrupts: Send + Sync + 'static {
 /// The ledger of tool calls: no call is forgotten, none is silently repeated.
 #[async_trait]
 pub trait Ledger: Send + Sync + 'static {
-    /// Says, before any of them starts, what a step is about to do: one statement under its lease for
+    /// Says, before any of them starts, what a step is about to do: one transaction under its lease for
     /// all its calls, durable on return; one answer per intent, in order. Each call may be named
     /// once. The same intents under the same lease are answered the same again, so a lost answer
-    /// may be asked for once more.
+    /// may be asked for once more. What is decided is the same in every store: `ledger.rs`.
     async fn begin_calls(&self, step: StepId, lease: LeaseToken, intents: &[Intent]) -> Result<Vec<Begun>, StoreError>;
 
     /// Stores a call's result by its intent's own token, also after the lease is lost: it is a fact.
@@ -295,7 +301,8 @@ pub trait Threads: Send + Sync + 'static {
     /// is written. `None` for a thread without state.
     ///
     /// # Errors
-    /// [`StoreError::Busy`] while a run is active.
+    /// [`StoreError::Busy`] while a run is active, [`StoreError::Asked`] while questions of its pause are
+    /// open: their calls are not answered yet, and will be.
     async fn fix(
         &self,
         scope: &Scope,

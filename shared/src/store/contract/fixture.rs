@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::domain::meta::{END, START};
 use crate::domain::{
-    Caller, GraphVersion, Json, JsonMap, LeaseToken, Message, PoolName, Role, RunId, Scope, StepId, Tenant, ThreadId,
-    UserId, WorkerId,
+    Caller, GraphVersion, Json, JsonMap, LeaseToken, Message, PoolName, Question, Role, RunId, Scope, StepId, Tenant,
+    ThreadId, UserId, WorkerId,
 };
 use crate::graph::admission::{RunInput, admit};
 use crate::graph::engine::{self, Next, Place};
@@ -124,6 +124,12 @@ impl World {
 
     /// What the step commits if its node returns `result`, by the engine's real rules.
     pub(super) async fn after(&self, claimed: &Claimed, result: Result<Patch, NodeError>) -> StepCommit {
+        let outcome = result.map(|update| Outcome { command: Command { update, goto: None }, questions: Vec::new() });
+        self.after_outcome(claimed, outcome).await
+    }
+
+    /// The same for a node that may ask.
+    pub(super) async fn after_outcome(&self, claimed: &Claimed, outcome: Result<Outcome, NodeError>) -> StepCommit {
         let loaded = self.load(claimed, None).await;
         let stored = StoredState {
             graph_version: claimed.graph_version.clone(),
@@ -134,7 +140,6 @@ impl World {
         };
         let state = full_state(&self.graph.manifest, &stored);
         let place = Place { node: &claimed.node, seq: claimed.step.seq, step_limit: loaded.run.step_limit };
-        let outcome = result.map(|update| Outcome { command: Command { update, goto: None }, questions: Vec::new() });
         let advance = engine::advance(&self.graph, place, &state, outcome);
         let leaves = |(_, message): &&(i64, Message)| advance.removed.contains(&message.message_id);
         StepCommit {
@@ -178,6 +183,14 @@ impl World {
         for (seq, text) in [(1, "one"), (2, "two"), (3, "three")] {
             self.step(run, seq, text).await;
         }
+    }
+
+    /// Runs one step whose node asks.
+    pub(super) async fn pause(&self, run: RunId, seq: i32, questions: Vec<Question>) -> CommitOutcome {
+        let claimed = self.claim(StepId { run_id: run, seq }).await;
+        let outcome = Outcome { questions, ..Outcome::default() };
+        let commit = self.after_outcome(&claimed, Ok(outcome)).await;
+        self.commit(&commit).await.unwrap()
     }
 
     pub(super) async fn run(&self, run: RunId) -> crate::store::RunRecord {

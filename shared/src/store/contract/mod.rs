@@ -8,11 +8,14 @@
 pub(crate) mod fixture;
 
 pub mod admitting;
+pub mod answering;
+pub mod asking;
 pub mod bytes;
 pub mod creating;
 pub mod dispatching;
 pub mod graphs;
 pub mod leasing;
+pub mod ledger;
 pub mod resuming;
 pub mod stepping;
 pub mod stopping;
@@ -34,6 +37,29 @@ macro_rules! store_contract {
                 a_run_that_begins_before_the_entry_has_a_step_zero
                 the_input_may_set_fields
                 a_message_of_the_log_may_join_the_context
+            }
+            answering {
+                an_answer_is_kept_and_reaches_the_node
+                one_of_two_answers_keeps_the_pause
+                the_last_answer_makes_the_run_that_goes_on
+                a_refused_answer_writes_nothing
+                a_key_of_a_partial_answer_stands_for_the_paused_run
+                an_approval_keeps_the_hash_of_its_arguments
+                an_expired_question_takes_its_default_alone
+                each_decision_is_in_the_audit
+                a_result_of_a_client_tool_joins_the_context
+            }
+            asking {
+                questions_are_written_by_the_commit_that_pauses
+                a_stop_that_the_commit_sees_asks_nothing
+                a_batch_asks_for_many_threads
+                the_inbox_is_paged_oldest_first
+                the_inbox_is_filtered
+                questions_belong_to_their_owner
+                questions_that_are_due_are_found
+                a_stop_cancels_questions_and_denies_their_calls
+                a_thread_that_asks_is_not_fixed
+                a_cleared_thread_asks_nothing
             }
             bytes {
                 what_a_node_returns_is_kept_exactly
@@ -84,6 +110,18 @@ macro_rules! store_contract {
                 a_step_given_back_is_sent_again
                 a_retried_step_waits_for_its_time
                 an_attempt_keeps_its_error
+            }
+            ledger {
+                a_call_is_written_down_before_it_starts
+                a_result_is_kept_and_answered_again
+                a_result_is_a_fact_after_the_lease_is_lost
+                only_the_first_result_counts
+                a_call_that_may_be_repeated_is_started_again
+                a_once_call_is_in_doubt
+                a_decision_ends_the_doubt
+                a_gated_call_needs_its_approval
+                a_lost_lease_starts_no_call
+                a_call_belongs_to_its_message
             }
             resuming {
                 a_question_pauses_the_run
@@ -182,11 +220,14 @@ mod tests {
         let list = include_str!("mod.rs");
         let areas = [
             include_str!("admitting.rs"),
+            include_str!("answering.rs"),
+            include_str!("asking.rs"),
             include_str!("bytes.rs"),
             include_str!("creating.rs"),
             include_str!("dispatching.rs"),
             include_str!("graphs.rs"),
             include_str!("leasing.rs"),
+            include_str!("ledger.rs"),
             include_str!("resuming.rs"),
             include_str!("stepping.rs"),
             include_str!("stopping.rs"),

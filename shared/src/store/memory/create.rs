@@ -8,7 +8,7 @@ use crate::domain::meta::START;
 use crate::domain::{Caller, ExecutionMeta, GraphVersion, MessageId, RunId, RunStatus, StepId, ThreadId, ThreadKey};
 use crate::graph::admission::{Admission, Start, ThreadView};
 use crate::store::{
-    Admit, Created, FirstStep, NewRun, NewlyCreated, RunRecord, StepRecord, StepStatus, StoreError, Time,
+    Admit, Created, FirstStep, NewRun, NewlyCreated, RunRecord, StepRecord, StepStatus, StillPaused, StoreError, Time,
 };
 
 /// Creates the run `new`, or answers with the one its key made before.
@@ -20,22 +20,36 @@ pub(super) fn create_run(tables: &mut Tables, new: NewRun, admit: Admit<'_>, now
     if let Some(thread) = key.map(|key| &tables.threads[&key]).filter(|thread| !is_owner(thread, &new.caller)) {
         return Err(StoreError::NoSuchThread(thread.id.clone()));
     }
-    let view = key.map(|key| view(tables, &tables.threads[&key], &new.message_ids));
+    let view = key.map(|key| view(tables, &tables.threads[&key], &new.message_ids, now));
     let admission = admit(view.as_ref())?;
-    if admission.start == Start::StillPaused {
-        let message = "an answer that keeps its pause is not recorded by this store".to_owned();
-        return Err(StoreError::Corrupt { doing: "create a run", message });
+    let still_paused = key.filter(|_| admission.start == Start::StillPaused);
+    let still_paused = still_paused.and_then(|key| Some((key, tables.threads[&key].last_run?)));
+    if let Some(key) = key {
+        tables.answer(key, &admission.answers, now)?;
     }
 
     if let Some(key) = &new.idempotency {
-        let row = IdempotencyRow { run: new.id, body_hash: key.body_hash.clone(), expires_at: now + span(key.ttl) };
+        let run = still_paused.map_or(new.id, |(_, paused)| paused);
+        let row = IdempotencyRow { run, body_hash: key.body_hash.clone(), expires_at: now + span(key.ttl) };
         tables.idempotency.insert((new.caller.tenant.clone(), new.caller.user.clone(), key.key.clone()), row);
+    }
+    if let Some((key, paused)) = still_paused {
+        return Ok(Created::StillPaused(Box::new(stay_paused(tables, key, paused, admission, now))));
     }
     let key = key.unwrap_or_else(|| {
         let named = (new.thread_name.clone(), new.thread_meta.clone());
         insert_thread(tables, &new.thread_id, &new.caller, (&new.graph, &admission.graph_version), named, now)
     });
     Ok(Created::New(Box::new(write(tables, new, key, view.is_none(), admission, now))))
+}
+
+/// Answers were recorded and others are awaited: messages and place are a version of their own.
+fn stay_paused(tables: &mut Tables, key: ThreadKey, paused: RunId, admission: Admission, now: Time) -> StillPaused {
+    let thread = tables.thread_of(key);
+    let version = thread.edited(admission.meta.clone(), now);
+    thread.add_to_context(&admission.messages, true, version);
+    let run = tables.run_view(paused).expect("the thread's last run is there");
+    StillPaused { run, messages: admission.messages, version, meta: admission.meta }
 }
 
 /// The run an unexpired key made, if its body was the same.
@@ -49,11 +63,11 @@ fn replayed(tables: &Tables, new: &NewRun, now: Time) -> Result<Option<RunRecord
     }
 }
 
-fn view(tables: &Tables, thread: &ThreadRow, asked: &[MessageId]) -> ThreadView {
+fn view(tables: &Tables, thread: &ThreadRow, asked: &[MessageId], now: Time) -> ThreadView {
     let asked: HashSet<&MessageId> = asked.iter().collect();
     let known = thread.context().map(|(_, message)| &message.message_id).filter(|id| asked.contains(id));
     let last_run = thread.last_run.and_then(|run| tables.runs.get(&run));
-    ThreadView {
+    let mut view = ThreadView {
         graph: thread.graph.clone(),
         graph_version: thread.graph_version.clone(),
         meta: thread.meta.clone(),
@@ -63,7 +77,9 @@ fn view(tables: &Tables, thread: &ThreadRow, asked: &[MessageId]) -> ThreadView 
         last_error: last_run.and_then(|run| run.error.as_ref()).map(|error| error.code.clone()),
         open: Vec::new(),
         answered: Vec::new(),
-    }
+    };
+    tables.add_questions(&mut view, thread, now);
+    view
 }
 
 pub(super) fn is_owner(thread: &ThreadRow, caller: &Caller) -> bool {

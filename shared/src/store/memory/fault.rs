@@ -27,6 +27,10 @@ pub enum Operation {
     GiveBack,
     /// [`crate::store::Upkeep::sweep`] and [`crate::store::Upkeep::dispatch`].
     Sweep,
+    /// [`crate::store::Ledger::begin_calls`].
+    BeginCalls,
+    /// [`crate::store::Ledger::finish_call`].
+    FinishCall,
     /// Everything else.
     Other,
 }
@@ -48,6 +52,8 @@ impl Operation {
             Self::Heartbeat => "renew leases",
             Self::GiveBack => "give leases back",
             Self::Sweep => "look for due steps",
+            Self::BeginCalls => "write down tool calls",
+            Self::FinishCall => "store a tool's result",
             Self::Other => "ask the store",
         }
     }

@@ -1,9 +1,11 @@
 //! The store in memory, for tests: one mutex is the transaction, tokio's clock is the database's
 //! clock (so a paused test moves it), and faults can be asked for by name.
 
+mod calls;
 mod clock;
 mod create;
 mod fault;
+mod interrupts;
 mod runs;
 mod steps;
 mod sweep;

@@ -168,11 +168,13 @@ impl Tables {
         if self.runs.values().any(|run| run.resumes == Some(id)) {
             return;
         }
+        let denied = self.cancel_questions(key, id, who, now);
         let thread = self.thread_of(key);
         if thread.last_run == Some(id) && thread.meta.is_interrupted() {
             let node = thread.meta.current_node.clone();
             let meta = engine::stopped(thread.meta.clone(), &node, thread.meta.step);
-            thread.checkpoint(None, &node, meta, now);
+            let version = thread.checkpoint(None, &node, meta, now);
+            thread.add_to_context(&denied, true, version);
         }
         self.close_run(id, RunStatus::Stopped, None, now);
         self.write_audit(key, who, "stop", serde_json::json!({"run_id": id}), now);

@@ -239,7 +239,10 @@ impl Tables {
         match &commit.then {
             _ if is_stopped => self.close_run(commit.step.run_id, RunStatus::Stopped, None, now),
             Then::Next { node, at } => self.insert_next(commit.step, node, at, now),
-            Then::End { status, error } => self.close_run(commit.step.run_id, *status, error.clone(), now),
+            Then::End { status, error } => {
+                self.close_run(commit.step.run_id, *status, error.clone(), now);
+                self.ask(key, commit.step, &commit.questions, now);
+            }
         }
         if is_stopped { CommitOutcome::Stopped { version } } else { CommitOutcome::Committed { version } }
     }

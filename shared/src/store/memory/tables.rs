@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::RESEND_AFTER;
 use super::clock::span;
+use super::interrupts::InterruptRow;
 use crate::domain::{
     ExecutionMeta, GraphVersion, Json, JsonMap, LeaseToken, Message, MessageId, RunId, RunStatus, Scope, StepId,
     Tenant, ThreadId, ThreadKey, UserId, WorkerId,
 };
 use crate::graph::engine::{self, RunError};
 use crate::queue::{Job, Lane};
+use crate::store::ledger::Entry;
 use crate::store::{
-    AttemptEnd, AttemptRecord, AuditRecord, CommitOutcome, GraphRecord, RunRecord, StepRecord, StepStatus, StoreError,
-    StoredState, Time, WorkerRecord,
+    AttemptEnd, AttemptRecord, AuditRecord, CallKey, CommitOutcome, GraphRecord, RunRecord, StepRecord, StepStatus,
+    StoreError, StoredState, Time, WorkerRecord,
 };
 
 /// What a thread's name holds until its first run is closed.
@@ -32,6 +34,10 @@ pub(super) struct Tables {
     pub idempotency: HashMap<(Tenant, UserId, String), IdempotencyRow>,
     pub workers: HashMap<WorkerId, (WorkerRecord, Time)>,
     pub audit: Vec<(ThreadKey, AuditRecord)>,
+    /// In the order they were asked.
+    pub interrupts: Vec<InterruptRow>,
+    /// In the order of their first start.
+    pub calls: Vec<(CallKey, Entry)>,
 }
 
 pub(super) struct ThreadRow {

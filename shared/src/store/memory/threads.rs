@@ -35,6 +35,7 @@ impl Threads for MemoryStore {
             tables.steps.retain(|_, step| step.thread != key);
             tables.runs.retain(|_, run| run.thread_key != key);
             tables.audit.retain(|(thread, _)| *thread != key);
+            tables.forget_questions(key);
             Ok(true)
         })
         .await
@@ -74,6 +75,8 @@ impl Threads for MemoryStore {
             thread.messages.iter_mut().filter(|row| row.is_in_context()).for_each(|row| row.removed_in = Some(version));
             thread.floor = version;
             thread.has_state = false;
+            let key = thread.key;
+            tables.forget_questions(key);
             Ok(())
         })
         .await
@@ -143,6 +146,11 @@ impl Threads for MemoryStore {
             let Some(thread) = tables.idle_thread(scope, id)?.filter(|thread| thread.has_state) else {
                 return Ok(None);
             };
+            let key = thread.key;
+            if tables.is_asking(key) {
+                return Err(StoreError::Asked(id.clone()));
+            }
+            let thread = tables.thread_of(key);
             let before = thread.state_at(thread.version).expect("a thread with state has its version");
             let chosen = choose(&before.context);
             let leaves = |row: &MessageRow| row.is_in_context() && chosen.contains(row.id());
@@ -152,7 +160,6 @@ impl Threads for MemoryStore {
             }
             let version = thread.edited(thread.meta.clone(), now);
             thread.messages.iter_mut().filter(|row| leaves(row)).for_each(|row| row.removed_in = Some(version));
-            let key = thread.key;
             tables.write_audit(key, who, "fix", serde_json::json!({"removed": chosen}), now);
             Ok(Some((before, count)))
         })
@@ -162,7 +169,7 @@ impl Threads for MemoryStore {
 
 impl ThreadRow {
     /// A version made by a client.
-    fn edited(&mut self, meta: ExecutionMeta, now: Time) -> i64 {
+    pub(super) fn edited(&mut self, meta: ExecutionMeta, now: Time) -> i64 {
         let node = meta.current_node.clone();
         self.checkpoint(None, &node, meta, now)
     }

@@ -5,15 +5,15 @@ use std::time::Duration;
 use sqlx::{FromRow, Postgres, Transaction};
 use uuid::Uuid;
 
-use super::PgStore;
 use super::error::{Attempts, Doing, in_time};
 use super::rows::{FieldColumns, MessageColumns, RunRow, count, parsed, run_status, seconds, select_run, text_of};
 use super::thread_lock::{self, LockedThread};
+use super::{PgStore, edits, interrupts};
 use crate::domain::meta::START;
 use crate::domain::{GraphVersion, Message, MessageId, PoolName, Role, RunId, RunStatus, Scope, ThreadKey};
 use crate::graph::admission::{Admission, Start, ThreadView};
 use crate::graph::engine::RunError;
-use crate::store::{Admit, Created, FirstStep, NewRun, NewlyCreated, RunRecord, StoreError, Time};
+use crate::store::{Admit, Created, FirstStep, NewRun, NewlyCreated, RunRecord, StillPaused, StoreError, Time};
 
 const DOING: &str = "create a run";
 
@@ -21,24 +21,39 @@ const DOING: &str = "create a run";
 enum Try {
     Done(Created),
     /// Everything was written; the answer to the last word, the commit, is what is missing.
-    Written(Box<NewlyCreated>, StoreError),
+    Written(Created, Proof, StoreError),
     /// Somebody created the thread at the same moment: it must be looked at.
     Again,
+}
+
+/// What is there if a try's commit arrived.
+enum Proof {
+    Run(RunId),
+    /// A question that was answered at exactly that moment.
+    Answer(String, Time),
 }
 
 impl PgStore {
     pub(super) async fn create(&self, new: &NewRun, admit: Admit<'_>) -> Result<Created, StoreError> {
         let mut attempts = Attempts::new();
-        let mut written: Option<Box<NewlyCreated>> = None;
+        let mut written: Option<(Created, Proof)> = None;
         loop {
-            if written.is_some() && self.run_exists(new.id).await? {
-                return Ok(Created::New(written.take().expect("just looked at")));
+            if let Some((created, proof)) = written.take() {
+                match self.is_there(&proof).await {
+                    Ok(true) => return Ok(created),
+                    Ok(false) => {}
+                    Err(error) => {
+                        written = Some((created, proof));
+                        attempts.again_after(error).await?;
+                        continue;
+                    }
+                }
             }
             match in_time(self.try_create(new, admit)).await {
                 Ok(Try::Done(created)) => return Ok(created),
                 Ok(Try::Again) => {}
-                Ok(Try::Written(created, error)) => {
-                    written = Some(created);
+                Ok(Try::Written(created, proof, error)) => {
+                    written = Some((created, proof));
                     attempts.again_after(error).await?;
                 }
                 Err(error) => attempts.again_after(error).await?,
@@ -46,12 +61,16 @@ impl PgStore {
         }
     }
 
-    async fn run_exists(&self, id: RunId) -> Result<bool, StoreError> {
-        sqlx::query_scalar("select exists (select from run where id = $1)")
-            .bind(id.0)
-            .fetch_one(&self.pool)
-            .await
-            .doing(DOING)
+    async fn is_there(&self, proof: &Proof) -> Result<bool, StoreError> {
+        let query = match proof {
+            Proof::Run(id) => sqlx::query_scalar("select exists (select from run where id = $1)").bind(id.0),
+            Proof::Answer(id, at) => {
+                sqlx::query_scalar("select exists (select from interrupt where id = $1 and answered_at = $2)")
+                    .bind(id)
+                    .bind(at)
+            }
+        };
+        query.fetch_one(&self.pool).await.doing(DOING)
     }
 
     async fn try_create(&self, new: &NewRun, admit: Admit<'_>) -> Result<Try, StoreError> {
@@ -69,20 +88,70 @@ impl PgStore {
             }
         };
         let mut admission = admit(known.as_ref().map(|known| &known.view))?;
-        if admission.start == Start::StillPaused {
-            let message = "an answer that keeps its pause is not recorded by this store".to_owned();
-            return Err(StoreError::Corrupt { doing: DOING, message });
-        }
         let plan = Plan::of(new, known.as_ref(), &mut admission);
+        if let Some(known) = &known {
+            let answered_at = interrupts::answer(&mut tx, &known.thread, &known.view.open, &admission.answers).await?;
+            if let (Start::StillPaused, Some(at)) = (&admission.start, answered_at) {
+                let proof = Proof::Answer(admission.answers[0].id.clone(), at);
+                let still = still_paused(&mut tx, new, known, &plan, admission).await?;
+                return Ok(finish(tx, Created::StillPaused(Box::new(still)), proof).await);
+            }
+        }
         let Some(row) = write(&mut tx, new, &plan, &admission, known.is_none()).await? else {
             return Ok(Try::Again);
         };
-        let created = Box::new(plan.created(new, &scope, known.as_ref(), admission, &row));
-        match tx.commit().await.doing(DOING) {
-            Ok(()) => Ok(Try::Done(Created::New(created))),
-            Err(error) => Ok(Try::Written(created, error)),
-        }
+        let created = plan.created(new, &scope, known.as_ref(), admission, &row);
+        Ok(finish(tx, Created::New(Box::new(created)), Proof::Run(new.id)).await)
     }
+}
+
+async fn finish(tx: Transaction<'_, Postgres>, created: Created, proof: Proof) -> Try {
+    match tx.commit().await.doing(DOING) {
+        Ok(()) => Try::Done(created),
+        Err(error) => Try::Written(created, proof, error),
+    }
+}
+
+/// Answers were recorded and others are awaited: messages and place are a version of their own, and
+/// the client's key stands for the paused run.
+async fn still_paused(
+    tx: &mut Transaction<'_, Postgres>,
+    new: &NewRun,
+    known: &Known,
+    plan: &Plan,
+    admission: Admission,
+) -> Result<StillPaused, StoreError> {
+    let thread = &known.thread;
+    let version = edits::new_version(tx, thread, &admission.meta, admission.messages.len(), None).await?;
+    let columns = MessageColumns::of(&admission.messages);
+    sqlx::query(
+        "insert into message (thread_key, position, message_id, role, body, in_log, added_in)
+         select $1, $2 + u.place - 1, u.id, u.role, u.body::json, u.in_log, $3
+           from unnest($4::text[], $5::text[], $6::text[], $7::bool[]) with ordinality as u (id, role, body, in_log, place)",
+    )
+    .bind(thread.key)
+    .bind(thread.next_position)
+    .bind(version)
+    .bind(columns.ids)
+    .bind(columns.roles)
+    .bind(columns.bodies)
+    .bind(&plan.in_log)
+    .execute(&mut **tx)
+    .await
+    .doing(DOING)?;
+    if let Some(idempotency) = &new.idempotency {
+        sqlx::query("update idempotency set run_id = $4 where tenant = $1 and user_id = $2 and key = $3")
+            .bind(new.caller.tenant.as_str())
+            .bind(new.caller.user.as_str())
+            .bind(&idempotency.key)
+            .bind(thread.last_run)
+            .execute(&mut **tx)
+            .await
+            .doing(DOING)?;
+    }
+    let run: RunRow =
+        sqlx::query_as(select_run!("where r.id = $1")).bind(thread.last_run).fetch_one(&mut **tx).await.doing(DOING)?;
+    Ok(StillPaused { run: run.record()?, messages: admission.messages, version, meta: admission.meta })
 }
 
 /// Takes the client's key; `Some` is the run that has it. Whoever comes at the same moment waits for
@@ -193,7 +262,7 @@ impl Known {
         .doing(DOING)?;
         let error = row.error.map(|error| parsed::<RunError>(&error, DOING)).transpose()?;
         let logged = row.logged.unwrap_or_default();
-        let view = ThreadView {
+        let mut view = ThreadView {
             graph: thread.graph.clone(),
             graph_version: GraphVersion(thread.graph_version.clone()),
             meta: thread.meta()?,
@@ -215,6 +284,11 @@ impl Known {
             _ => None,
         };
         let logged = logged.iter().map(|body| parsed(body, DOING)).collect::<Result<_, _>>()?;
+        if let Some(paused) = last.as_ref().filter(|last| last.status == RunStatus::Interrupted)
+            && thread.status == "interrupted"
+        {
+            interrupts::add_to_view(tx, paused.id.0, &mut view).await?;
+        }
         Ok(Self { thread, view, last, logged })
     }
 }

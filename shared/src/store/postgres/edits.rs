@@ -8,6 +8,7 @@ use sqlx::{Postgres, Transaction};
 use super::PgStore;
 use super::audit::Entry;
 use super::error::Doing;
+use super::interrupts;
 use super::rows::{FieldColumns, MessageColumns, count, parsed, text_of};
 use super::thread_lock::{self, LockedThread};
 use super::threads::read_state;
@@ -62,6 +63,8 @@ impl PgStore {
             "update message set removed_in = added_in where thread_key = $1 and removed_in is distinct from added_in",
             "delete from field where thread_key = $1",
             "delete from checkpoint where thread_key = $1",
+            "delete from interrupt where thread_key = $1",
+            "delete from tool_execution where thread_key = $1",
         ] {
             sqlx::query(clear).bind(thread.key).execute(&mut *tx).await.doing(DOING)?;
         }
@@ -138,6 +141,9 @@ impl PgStore {
         let mut tx = self.begin(DOING).await?;
         let Some(thread) = idle_thread(&mut tx, scope, id).await? else { return Ok(None) };
         let Some(before) = read_state(&mut *tx, scope, id, None).await? else { return Ok(None) };
+        if interrupts::is_asking(&mut tx, &thread).await? {
+            return Err(StoreError::Asked(id.clone()));
+        }
         let chosen = choose(&before.context);
         let ids: Vec<&str> = chosen.iter().map(|id| id.text.as_str()).collect();
         let version = new_version(&mut tx, &thread, &before.meta, 0, None).await?;
@@ -169,6 +175,8 @@ impl PgStore {
             "delete from step s using run r where r.thread_key = $1 and s.run_id = r.id",
             "delete from field where thread_key = $1",
             "delete from checkpoint where thread_key = $1",
+            "delete from interrupt where thread_key = $1",
+            "delete from tool_execution where thread_key = $1",
             "delete from thread where key = $1",
         ] {
             sqlx::query(delete).bind(thread.key).execute(&mut *tx).await.doing(DOING)?;
@@ -222,7 +230,7 @@ async fn thread_to_edit(
 
 /// Makes the next version, by a client: `added` positions are used; `state` says whether the thread
 /// has one from now on.
-async fn new_version(
+pub(super) async fn new_version(
     tx: &mut Transaction<'_, Postgres>,
     thread: &LockedThread,
     meta: &ExecutionMeta,

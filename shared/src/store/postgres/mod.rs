@@ -12,6 +12,7 @@
 //! - A call that may be repeated after a lost connection carries its own ids and tokens.
 
 mod audit;
+mod calls;
 mod claim;
 mod close;
 mod commit;
@@ -19,6 +20,7 @@ mod create;
 mod edits;
 mod error;
 mod graphs;
+mod interrupts;
 mod lease;
 mod load;
 mod repair;

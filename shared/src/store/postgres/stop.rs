@@ -8,8 +8,10 @@ use super::PgStore;
 use super::audit::{self, Entry};
 use super::close::{OpenStep, close_stopped};
 use super::error::Doing;
+use super::interrupts;
+use super::rows::{MessageColumns, count};
 use super::thread_lock::{self, LockedThread};
-use crate::domain::{RunId, Scope, ThreadId};
+use crate::domain::{Message, RunId, Scope, ThreadId};
 use crate::store::{StopAnswer, StoreError};
 
 const DOING: &str = "stop a run";
@@ -110,8 +112,10 @@ async fn stop_paused(
     if !paused {
         return Ok(StopAnswer::NotRunning);
     }
+    let denied = interrupts::cancel(tx, thread, run, who).await?;
     if thread.active_run.is_none() && thread.last_run == Some(run.0) {
         close_stopped(tx, thread, run, None).await?;
+        append(tx, thread, &denied).await?;
     } else {
         sqlx::query("update run set status = 'stopped', finished_at = clock_timestamp() where id = $1")
             .bind(run.0)
@@ -121,6 +125,39 @@ async fn stop_paused(
     }
     record(tx, thread, run, who).await?;
     Ok(StopAnswer::NotRunning)
+}
+
+/// Adds messages to the version that the stop has just made.
+async fn append(
+    tx: &mut Transaction<'_, Postgres>,
+    thread: &LockedThread,
+    messages: &[Message],
+) -> Result<(), StoreError> {
+    if messages.is_empty() {
+        return Ok(());
+    }
+    let columns = MessageColumns::of(messages);
+    sqlx::query(
+        "with t as (
+           update thread set next_position = next_position + $2 where key = $1
+           returning key, version, next_position - $2 as position
+         ), c as (
+           update checkpoint c set next_position = t.position + $2 from t
+            where c.thread_key = t.key and c.version = t.version
+         )
+         insert into message (thread_key, position, message_id, role, body, added_in)
+         select t.key, t.position + u.place - 1, u.id, u.role, u.body::json, t.version
+           from t, unnest($3::text[], $4::text[], $5::text[]) with ordinality as u (id, role, body, place)",
+    )
+    .bind(thread.key)
+    .bind(i64::from(count(messages.len())))
+    .bind(columns.ids)
+    .bind(columns.roles)
+    .bind(columns.bodies)
+    .execute(&mut **tx)
+    .await
+    .doing(DOING)?;
+    Ok(())
 }
 
 async fn record(

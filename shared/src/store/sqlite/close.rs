@@ -5,7 +5,7 @@ use sqlx::SqliteConnection;
 use super::row::{Doing, json_text, micros};
 use super::run::Step;
 use super::thread::Thread;
-use crate::domain::{RunId, RunStatus, StepId};
+use crate::domain::{Message, RunId, RunStatus, StepId};
 use crate::graph::engine::{RunError, errored, stopped};
 use crate::store::{AttemptEnd, StepStatus, StoreError, Time};
 
@@ -49,6 +49,21 @@ pub(super) async fn stop_now(
     close(db, thread, (run, open.map(|step| step.id)), RunStatus::Stopped, None, now).await
 }
 
+/// Closes a paused run under a stop; the calls of its questions get the results `denied`.
+pub(super) async fn stop_paused(
+    db: &mut SqliteConnection,
+    thread: &mut Thread,
+    run: RunId,
+    denied: &[Message],
+    now: Time,
+) -> Result<(), StoreError> {
+    let (node, step) = (thread.meta.current_node.clone(), thread.meta.step);
+    thread.meta = stopped(thread.meta.clone(), &node, step);
+    thread.version += 1;
+    thread.append_context(db, denied, true).await.doing(DOING)?;
+    finish(db, thread, (run, None), RunStatus::Stopped, None, now).await
+}
+
 /// Closes a run that cannot go on: the thread is usable, at the place where it failed.
 pub(super) async fn fail_now(
     db: &mut SqliteConnection,
@@ -72,6 +87,18 @@ async fn close(
     now: Time,
 ) -> Result<(), StoreError> {
     thread.version += 1;
+    finish(db, thread, (run, step), status, error, now).await
+}
+
+/// Everything of a close but the new version.
+async fn finish(
+    db: &mut SqliteConnection,
+    thread: &mut Thread,
+    (run, step): (RunId, Option<StepId>),
+    status: RunStatus,
+    error: Option<&RunError>,
+    now: Time,
+) -> Result<(), StoreError> {
     thread.release(status);
     thread.checkpoint(db, step, &thread.meta.current_node, now).await.doing(DOING)?;
     thread.save(db, now).await.doing(DOING)?;

@@ -8,7 +8,7 @@ use super::create::insert_step;
 use super::row::{Answer, Columns, Doing, micros, now};
 use super::run::{self, Step};
 use super::thread::Thread;
-use super::{Promise, SqliteStore};
+use super::{Promise, SqliteStore, interrupts};
 use crate::domain::{RunStatus, StepId};
 use crate::store::{CommitOutcome, StepCommit, StepStatus, StoreError, Then, Time};
 
@@ -67,7 +67,10 @@ async fn commit_one(db: &mut SqliteConnection, commit: &StepCommit, now: Time) -
     finish_step(db, commit.step, thread.version, now).await.doing(DOING)?;
     match &commit.then {
         _ if stop => end(db, &mut thread, commit.step, RunStatus::Stopped, None, now).await?,
-        Then::End { status, error } => end(db, &mut thread, commit.step, *status, error.as_ref(), now).await?,
+        Then::End { status, error } => {
+            end(db, &mut thread, commit.step, *status, error.as_ref(), now).await?;
+            interrupts::ask(db, &thread, commit.step, &step.node, &commit.questions, now).await.doing(DOING)?;
+        }
         Then::Next { node, at } => {
             let next = StepId { run_id, seq: commit.step.seq + 1 };
             insert_step(db, &thread, next, step.class, node, at, now, Some(resend_at(now))).await?;
@@ -84,7 +87,9 @@ async fn repeated(db: &mut SqliteConnection, step: &Step, then: &Then) -> Result
     let run = run::find(db, step.id.run_id).await.doing(DOING)?;
     let stopped = run.is_some_and(|run| run.status == RunStatus::Stopped && run.version == version);
     Ok(match then {
-        Then::Next { .. } if stopped => CommitOutcome::Stopped { version },
+        Then::Next { .. } | Then::End { status: RunStatus::Interrupted, .. } if stopped => {
+            CommitOutcome::Stopped { version }
+        }
         _ => CommitOutcome::Committed { version },
     })
 }

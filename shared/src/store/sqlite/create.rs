@@ -5,12 +5,12 @@ use std::collections::HashSet;
 use sqlx::SqliteConnection;
 
 use super::row::{Answer, Columns, Doing, json_text, micros, span};
-use super::run;
 use super::thread::{NewThread, Thread, ThreadStatus, role};
+use super::{interrupts, run};
 use crate::domain::meta::START;
 use crate::domain::{Message, Role, RunId, RunStatus, StepId, ThreadKey};
 use crate::graph::admission::{Admission, Start, ThreadView};
-use crate::store::{Admit, Created, FirstStep, NewRun, NewlyCreated, RunRecord, StoreError, Time};
+use crate::store::{Admit, Created, FirstStep, NewRun, NewlyCreated, RunRecord, StillPaused, StoreError, Time};
 
 const DOING: &str = "create a run";
 
@@ -33,17 +33,55 @@ pub(super) async fn create(
         None => None,
     };
     let view = match &known {
-        Some(thread) => Some(view(db, thread, &new, last.as_ref()).await?),
+        Some(thread) => Some(view(db, thread, &new, last.as_ref(), now).await?),
         None => None,
     };
     let admission = admit(view.as_ref())?;
+    if let (Some(thread), Some(view)) = (&known, &view) {
+        interrupts::answer(db, thread, &view.open, &admission.answers, now).await?;
+    }
     let is_new_thread = known.is_none();
     let thread = match known {
         Some(thread) => thread,
         None => insert_thread(db, &new, &admission, now).await?,
     };
+    if admission.start == Start::StillPaused
+        && let Some(paused) = &last
+    {
+        let still = still_paused(db, &new, thread, admission, paused.id, now).await?;
+        return Ok(Created::StillPaused(Box::new(still)));
+    }
     let paused = last.filter(|last| admission.continues && last.status == RunStatus::Interrupted);
     write(db, &new, thread, admission, paused.as_ref(), is_new_thread, now).await
+}
+
+/// Answers were recorded and others are awaited: messages and place are a version of their own, and
+/// the client's key stands for the paused run.
+async fn still_paused(
+    db: &mut SqliteConnection,
+    new: &NewRun,
+    mut thread: Thread,
+    admission: Admission,
+    paused: RunId,
+    now: Time,
+) -> Result<StillPaused, StoreError> {
+    thread.version += 1;
+    thread.meta = admission.meta.clone();
+    thread.append_context(db, &admission.messages, true).await.doing(DOING)?;
+    thread.checkpoint(db, None, &thread.meta.current_node, now).await.doing(DOING)?;
+    thread.save(db, now).await.doing(DOING)?;
+    if let Some(idempotency) = &new.idempotency {
+        sqlx::query("update idempotency set run_id = ?4 where tenant = ?1 and user_id = ?2 and key = ?3")
+            .bind(new.caller.tenant.as_str())
+            .bind(new.caller.user.as_str())
+            .bind(&idempotency.key)
+            .bind(paused.to_string())
+            .execute(&mut *db)
+            .await
+            .doing(DOING)?;
+    }
+    let run = run::find(db, paused).await.doing(DOING)?.expect("it was read by this transaction");
+    Ok(StillPaused { run, messages: admission.messages, version: thread.version, meta: admission.meta })
 }
 
 /// Takes the client's key, or finds the run that has it.
@@ -93,6 +131,7 @@ async fn view(
     thread: &Thread,
     new: &NewRun,
     last: Option<&RunRecord>,
+    now: Time,
 ) -> Result<ThreadView, StoreError> {
     let mut known_ids = HashSet::new();
     for id in &new.message_ids {
@@ -108,7 +147,7 @@ async fn view(
             known_ids.insert(id.clone());
         }
     }
-    Ok(ThreadView {
+    let mut view = ThreadView {
         graph: thread.graph.clone(),
         graph_version: thread.graph_version.clone(),
         meta: thread.meta.clone(),
@@ -118,7 +157,13 @@ async fn view(
         last_error: last.and_then(|run| run.error.as_ref()).map(|error| error.code.clone()),
         open: Vec::new(),
         answered: Vec::new(),
-    })
+    };
+    let paused =
+        last.filter(|last| last.status == RunStatus::Interrupted && thread.status == ThreadStatus::Interrupted);
+    if let Some(paused) = paused {
+        interrupts::add_to_view(db, paused.id, &mut view, now).await.doing(DOING)?;
+    }
+    Ok(view)
 }
 
 async fn last_role(db: &mut SqliteConnection, key: ThreadKey) -> Result<Option<Role>, StoreError> {
@@ -161,10 +206,6 @@ async fn write(
     is_new_thread: bool,
     now: Time,
 ) -> Result<Created, StoreError> {
-    if admission.start == Start::StillPaused {
-        let message = "an answer that keeps its pause is not recorded by this store".to_owned();
-        return Err(StoreError::Corrupt { doing: DOING, message });
-    }
     let status = match admission.start {
         Start::Node(_) => RunStatus::Queued,
         Start::Completed => RunStatus::Completed,

@@ -7,7 +7,7 @@ use sqlx::sqlite::SqliteRow;
 use super::row::{Answer, Columns, Doing, now};
 use super::search::{Reading, record_text};
 use super::thread::{NewThread, Thread, ThreadStatus};
-use super::{Promise, SqliteStore, close, commit, load};
+use super::{Promise, SqliteStore, close, commit, interrupts, load};
 use crate::domain::{Caller, ExecutionMeta, GraphVersion, Message, MessageId, Scope, ThreadId, ThreadKey, UserId};
 use crate::store::{Page, PutMessages, StateEdit, StoreError, StoredState, ThreadRecord, Threads, Time};
 
@@ -185,6 +185,9 @@ impl Threads for SqliteStore {
             return Ok(None);
         };
         let before = load::state_of(&mut tx, &thread).await.doing(DOING)?;
+        if interrupts::is_asking(&mut tx, thread.key).await.doing(DOING)? {
+            return Err(StoreError::Asked(id.clone()));
+        }
         thread.version += 1;
         let mut gone = Vec::new();
         for message in choose(&before.context) {
@@ -272,7 +275,9 @@ async fn leave_context(db: &mut SqliteConnection, thread: &Thread, message_id: &
 
 /// Fields, history and context; the log stays, and its ids may come back into a context.
 async fn delete_state(db: &mut SqliteConnection, key: ThreadKey) -> Answer<()> {
-    const STATEMENTS: [&str; 4] = [
+    const STATEMENTS: [&str; 6] = [
+        "delete from interrupt where thread_key = ?1",
+        "delete from tool_execution where thread_key = ?1",
         "delete from field where thread_key = ?1",
         "delete from checkpoint where thread_key = ?1",
         "delete from message where thread_key = ?1 and in_log = 0",

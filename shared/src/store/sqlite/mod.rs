@@ -4,12 +4,14 @@
 //! The writer is the lock: inside its transactions nothing moves, so they are plain read, decide,
 //! write; what the Postgres store does with `skip locked` and fences is done here by that order.
 
+mod calls;
 mod claim;
 mod close;
 mod commit;
 mod create;
 mod edit;
 mod graphs;
+mod interrupts;
 mod load;
 mod lock;
 mod pools;

@@ -7,7 +7,7 @@ use super::create::create;
 use super::row::{Columns, Doing, json_text, now};
 use super::run::Step;
 use super::thread::{Thread, ThreadStatus};
-use super::{Promise, SqliteStore, close, load, pools, run};
+use super::{Promise, SqliteStore, close, interrupts, load, pools, run};
 use crate::domain::{RunId, RunStatus, Scope, ThreadId};
 use crate::store::{
     Admit, Change, Created, NewRun, RunFilter, RunRecord, Runs, StepRecord, StepStatus, StopAnswer, StoreError, Time,
@@ -155,8 +155,9 @@ async fn stop_paused(
         return Ok(());
     };
     audit_stop(db, thread, run, scope, now).await?;
+    let denied = interrupts::cancel(db, thread, run, who(scope), now).await?;
     if thread.status == ThreadStatus::Interrupted && thread.last_run == Some(run) {
-        return close::stop_now(db, thread, run, None, now).await;
+        return close::stop_paused(db, thread, run, &denied, now).await;
     }
     // The pause is gone already: its state was cleared, or another run went past it.
     close::end_run(db, run, RunStatus::Stopped, None, paused.version, now).await
@@ -169,6 +170,9 @@ async fn audit_stop(
     scope: &Scope,
     now: Time,
 ) -> Result<(), StoreError> {
-    let who = scope.owner.as_ref().map_or("anonymous", |owner| owner.as_str());
-    close::audit(db, thread, who, "stop", &serde_json::json!({"run": run}), now).await
+    close::audit(db, thread, who(scope), "stop", &serde_json::json!({"run": run}), now).await
+}
+
+fn who(scope: &Scope) -> &str {
+    scope.owner.as_ref().map_or("anonymous", |owner| owner.as_str())
 }

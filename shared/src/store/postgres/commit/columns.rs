@@ -6,7 +6,8 @@ use sqlx::query::{Query, QueryAs};
 use uuid::Uuid;
 
 use super::statement::Shape;
-use crate::store::postgres::rows::{FieldColumns, MessageColumns, count, text_of};
+use crate::domain::Question;
+use crate::store::postgres::rows::{FieldColumns, MessageColumns, count, seconds, text_of};
 use crate::store::{StepCommit, Then};
 
 /// One element per step, then messages, fields and removed positions with the step each belongs to.
@@ -32,6 +33,39 @@ pub(super) struct Columns {
     fields: FieldColumns,
     removed_of: Vec<i32>,
     removed: Vec<i64>,
+    question_of: Vec<i32>,
+    questions: QuestionColumns,
+}
+
+/// Questions as the columns of `interrupt`.
+#[derive(Default)]
+struct QuestionColumns {
+    ids: Vec<String>,
+    places: Vec<i16>,
+    keys: Vec<String>,
+    kinds: Vec<&'static str>,
+    messages: Vec<Option<String>>,
+    calls: Vec<Option<String>>,
+    tools: Vec<Option<String>>,
+    bodies: Vec<String>,
+    on_expiry: Vec<Option<String>>,
+    seconds: Vec<Option<f64>>,
+}
+
+impl QuestionColumns {
+    fn push(&mut self, place: i16, question: &Question) {
+        let call = question.call.as_ref();
+        self.ids.push(question.id.clone());
+        self.places.push(place);
+        self.keys.push(question.key.clone());
+        self.kinds.push(question.kind.as_str());
+        self.messages.push(call.map(|call| call.message_id.text.clone()));
+        self.calls.push(call.map(|call| call.call_id.clone()));
+        self.tools.push(call.map(|call| call.tool.clone()));
+        self.bodies.push(text_of(question));
+        self.on_expiry.push(question.on_expiry.as_ref().map(text_of));
+        self.seconds.push(question.expires_in.map(seconds));
+    }
 }
 
 type As<'q, O> = QueryAs<'q, Postgres, O, PgArguments>;
@@ -64,6 +98,10 @@ impl Columns {
         self.fields.extend(&step.fields);
         self.removed_of.extend(step.removed.iter().map(|_| i));
         self.removed.extend(&step.removed);
+        for (place, question) in (1..).zip(&step.questions) {
+            self.question_of.push(i);
+            self.questions.push(place, question);
+        }
     }
 
     fn push_then(&mut self, then: &Then) {
@@ -86,6 +124,7 @@ impl Columns {
             messages: !self.offsets.is_empty(),
             fields: !self.field_of.is_empty(),
             removed: !self.removed.is_empty(),
+            questions: !self.question_of.is_empty(),
         }
     }
 
@@ -120,7 +159,10 @@ impl Columns {
         if shape.removed {
             query = query.bind(&self.removed_of).bind(&self.removed);
         }
-        query
+        if shape.questions {
+            query = query.bind(&self.question_of);
+        }
+        self.bind_questions(query, shape)
     }
 
     /// The parameters of one step.
@@ -139,7 +181,8 @@ impl Columns {
             query = query.bind(&self.stopped[0]).bind(self.ends[0]).bind(&self.errors[0]).bind(self.removals[0]);
         }
         let query = self.bind_fields(self.bind_messages(query, shape), shape);
-        if shape.removed { query.bind(&self.removed) } else { query }
+        let query = if shape.removed { query.bind(&self.removed) } else { query };
+        self.bind_questions(query, shape)
     }
 
     /// The parameters of the removal that goes ahead of one step's commit.
@@ -155,6 +198,24 @@ impl Columns {
             return query;
         }
         query.bind(&self.offsets).bind(&self.messages.ids).bind(&self.messages.roles).bind(&self.messages.bodies)
+    }
+
+    fn bind_questions<'q, O>(&'q self, query: As<'q, O>, shape: Shape) -> As<'q, O> {
+        if !shape.questions {
+            return query;
+        }
+        let asked = &self.questions;
+        query
+            .bind(&asked.ids)
+            .bind(&asked.places)
+            .bind(&asked.keys)
+            .bind(&asked.kinds)
+            .bind(&asked.messages)
+            .bind(&asked.calls)
+            .bind(&asked.tools)
+            .bind(&asked.bodies)
+            .bind(&asked.on_expiry)
+            .bind(&asked.seconds)
     }
 
     fn bind_fields<'q, O>(&'q self, query: As<'q, O>, shape: Shape) -> As<'q, O> {

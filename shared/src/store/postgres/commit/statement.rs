@@ -22,6 +22,8 @@ pub(super) struct Shape {
     pub(super) fields: bool,
     /// Messages leave the context.
     pub(super) removed: bool,
+    /// Questions are asked; only where runs end.
+    pub(super) questions: bool,
 }
 
 impl Shape {
@@ -31,19 +33,19 @@ impl Shape {
     }
 
     fn index(self) -> usize {
-        [self.many, self.ends, self.messages, self.fields, self.removed]
+        [self.many, self.ends, self.messages, self.fields, self.removed, self.questions]
             .into_iter()
             .fold(0, |index, part| index * 2 + usize::from(part))
     }
 
     fn from_index(index: usize) -> Self {
         let part = |bit: usize| index & (1 << bit) != 0;
-        Self { many: part(4), ends: part(3), messages: part(2), fields: part(1), removed: part(0) }
+        Self { many: part(5), ends: part(4), messages: part(3), fields: part(2), removed: part(1), questions: part(0) }
     }
 }
 
 static TEXTS: LazyLock<Vec<String>> =
-    LazyLock::new(|| (0..32).map(|index| Text::of(Shape::from_index(index))).collect());
+    LazyLock::new(|| (0..64).map(|index| Text::of(Shape::from_index(index))).collect());
 
 /// The parameters a statement begins with, in order: run, seq, token, base version, place, next node,
 /// its pool, its attempts, new messages.
@@ -79,6 +81,9 @@ impl Text {
         if shape.removed {
             text.removed(shape.many);
         }
+        if shape.questions {
+            text.questions(shape.many);
+        }
         text.sql.push_str(ANSWER);
         text.sql
     }
@@ -109,6 +114,27 @@ impl Text {
     join l on {on}
     left join message o on o.thread_key = l.key and o.message_id = u.id and o.removed_in is not null and o.in_log
   on conflict (thread_key, message_id) where removed_in is null do nothing
+)"
+        );
+    }
+
+    /// Not asked where a stop is seen.
+    fn questions(&mut self, many: bool) {
+        let (which, i, on) = self.which(many);
+        let arrays = ["text", "smallint", "text", "text", "text", "text", "text", "text", "text", "float8"];
+        let arrays = arrays.map(|kind| self.array(kind)).join(", ");
+        let _ = write!(
+            self.sql,
+            ", q as (
+  insert into interrupt (id, thread_key, tenant, user_id, graph, run_id, seq, place, key, node, kind, message_id,
+                         call_id, tool, question, on_expiry, created_at, expires_at)
+  select u.id, l.key, l.tenant, p.user_id, p.graph, l.run_id, l.seq, u.place, u.key, l.node, u.kind, u.message_id,
+         u.call_id, u.tool, u.question::json, u.on_expiry::json,
+         clock_timestamp() + make_interval(secs => u.place * 1e-6), clock_timestamp() + make_interval(secs => u.seconds)
+    from unnest({which}{arrays})
+         as u ({i}id, place, key, kind, message_id, call_id, tool, question, on_expiry, seconds)
+    join l on {on} and not l.stop
+    join thread p on p.key = l.key
 )"
         );
     }
