@@ -136,6 +136,7 @@ fn routes(app: &App) -> Routes {
         routes::runs::routes,
         routes::runs_follow::routes,
         routes::pools::routes,
+        routes::interrupts::routes,
         routes::store::routes,
     ];
     tables.into_iter().fold(Routes::new(app, docs::About::openapi()), |routes, table| table(routes))

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use threadgate_shared::domain::{Caller, GraphVersion, Json, RunId, ThreadId};
 use threadgate_shared::graph::Manifest;
-use threadgate_shared::graph::admission::{self, Admission, Refusal};
+use threadgate_shared::graph::admission::{self, Admission, Refusal, RunInput};
 use threadgate_shared::store::{Created, Idempotency, NewRun, NewlyCreated, RunRecord, StillPaused, StoreError};
 
 use crate::app::App;
@@ -92,7 +92,17 @@ pub async fn start(app: &App, start: Start<'_>) -> Result<Begun, NotBegun> {
         trace: start.trace,
         observability: app.config.observability,
     };
-    let mut versions = vec![(start.graph.version.clone(), Arc::clone(&start.graph.manifest))];
+    submit(app, new, start.graph, &input).await
+}
+
+/// Creates `new` on a thread that takes `input`, and says that there is work. `graph` is the newest
+/// version.
+///
+/// # Errors
+/// [`NotBegun`], for the face to tell in its own way.
+pub async fn submit(app: &App, new: NewRun, graph: KnownGraph, input: &RunInput) -> Result<Begun, NotBegun> {
+    let thread_id = new.thread_id.clone();
+    let mut versions = vec![(graph.version.clone(), Arc::clone(&graph.manifest))];
     for _ in 0..VERSIONS_TRIED {
         let admitted: Mutex<Option<Admission>> = Mutex::new(None);
         let new = NewRun { versions: versions.clone(), ..new.clone() };
@@ -100,7 +110,7 @@ pub async fn start(app: &App, start: Start<'_>) -> Result<Begun, NotBegun> {
             .parts
             .store
             .create_run(new, &|view| {
-                let admission = admission::admit(&versions, &thread_id, view, &input)?;
+                let admission = admission::admit(&versions, &thread_id, view, input)?;
                 *admitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(admission.clone());
                 Ok(admission)
             })
@@ -119,7 +129,7 @@ pub async fn start(app: &App, start: Start<'_>) -> Result<Begun, NotBegun> {
             Err(error) => return Err(NotBegun::new(thread_id, error)),
         }
     }
-    let needed = versions.pop().map_or(start.graph.version, |(version, _)| version);
+    let needed = versions.pop().map_or(graph.version, |(version, _)| version);
     Err(NotBegun::new(thread_id, Refusal::VersionNeeded(needed).into()))
 }
 

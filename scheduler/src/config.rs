@@ -33,6 +33,10 @@ pub struct SchedulerConfig {
     #[arg(long, env = "THREADGATE_DISPATCH_IDLE_INTERVAL", default_value = "5s", value_parser = parse_duration, value_name = "DURATION")]
     pub dispatch_idle_interval: Duration,
 
+    /// How often questions whose time is over are looked for: by so much later their default answer counts.
+    #[arg(long, env = "THREADGATE_EXPIRY_INTERVAL", default_value = "5s", value_parser = parse_duration, value_name = "DURATION")]
+    pub expiry_interval: Duration,
+
     /// How often states that no rule should allow are looked for.
     #[arg(long, env = "THREADGATE_REPAIR_INTERVAL", default_value = "30s", value_parser = parse_duration, value_name = "DURATION")]
     pub repair_interval: Duration,
@@ -60,6 +64,7 @@ impl Default for SchedulerConfig {
             sweep_steps_max: 100,
             dispatch_interval: Duration::from_secs(1),
             dispatch_idle_interval: Duration::from_secs(5),
+            expiry_interval: Duration::from_secs(5),
             repair_interval: Duration::from_secs(30),
             metrics_interval: Duration::from_secs(15),
             observes: false,
@@ -89,6 +94,7 @@ impl SchedulerConfig {
         let intervals = [
             ("sweep_interval", self.sweep_interval),
             ("dispatch_interval", self.dispatch_interval),
+            ("expiry_interval", self.expiry_interval),
             ("repair_interval", self.repair_interval),
             ("metrics_interval", self.metrics_interval),
         ];

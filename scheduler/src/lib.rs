@@ -6,6 +6,7 @@ pub mod dispatch;
 mod ended;
 mod every;
 pub mod health;
+pub mod interrupts;
 pub mod leases;
 pub mod observe;
 pub mod repair;
@@ -21,6 +22,7 @@ use threadgate_shared::parts::Parts;
 use tokio_util::sync::CancellationToken;
 
 use dispatch::Dispatch;
+use interrupts::Interrupts;
 use leases::Leases;
 use observe::Observe;
 use repair::Repair;
@@ -46,6 +48,7 @@ pub async fn run(
     tokio::join!(
         every(Leases::new(parts.clone(), &config, health.clone()), &shutdown),
         every(Dispatch::new(parts.clone(), &config), &shutdown),
+        every(Interrupts::new(parts.clone(), &config), &shutdown),
         every(Repair::new(parts.clone(), &config), &shutdown),
         observe,
     );

@@ -5,17 +5,24 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use threadgate_shared::dispatcher::Dispatcher;
-use threadgate_shared::domain::{Caller, JsonMap, LeaseToken, Message, Role, RunId, RunStatus, StepId, WorkerId};
+use threadgate_shared::domain::{
+    Caller, InterruptRecord, InterruptStatus, JsonMap, LeaseToken, Message, Question, QuestionKind, Role, RunId,
+    RunStatus, StepId, ThreadState, WorkerId,
+};
 use threadgate_shared::events::{EventBody, EventId, EventLog, Followed, MemoryEvents};
 use threadgate_shared::graph::admission::{RunInput, admit};
-use threadgate_shared::graph::{Graph, NodeContext, Patch};
+use threadgate_shared::graph::{Graph, NodeContext, Outcome, Patch, engine};
 use threadgate_shared::parts::Parts;
 use threadgate_shared::queue::{JobQueue, Lane, MemoryQueue};
 use threadgate_shared::store::memory::MemoryStore;
-use threadgate_shared::store::{NewRun, Runs, StepStatus, Steps};
+use threadgate_shared::store::{
+    GraphRecord, Graphs, InterruptFilter, Interrupts as _, LoadRequest, NewRun, Runs, StepCommit, StepStatus, Steps,
+    Then,
+};
 use tokio::time::advance;
 
 use crate::dispatch::Dispatch;
+use crate::interrupts::Interrupts;
 use crate::leases::Leases;
 use crate::{Pass, SchedulerConfig, SchedulerHealth};
 
@@ -80,6 +87,50 @@ impl Place {
         let thread = new.thread_id.clone();
         self.store.create_run(new, &|view| admit(&versions, &thread, view, &input)).await.unwrap();
         StepId { run_id: id, seq: 1 }
+    }
+
+    /// A worker runs the step, whose node asks.
+    async fn ask(&self, step: StepId, questions: Vec<Question>) {
+        let graph = Graph::builder("one").node("only", nothing).entry("only").build().unwrap();
+        let record = GraphRecord {
+            name: "one".to_owned(),
+            version: graph.version.clone(),
+            manifest: (*graph.manifest).clone(),
+            registered_at: chrono::DateTime::UNIX_EPOCH,
+        };
+        self.store.register_graphs(&[record]).await.unwrap();
+        let claims = [(step, LeaseToken::new())];
+        let versions = [graph.version.clone()];
+        let claimed = self.store.claim(&claims, WorkerId::new(), &versions, TTL).await.unwrap().remove(0);
+        let request = LoadRequest { run_id: step.run_id, thread_key: claimed.thread_key, since: None };
+        let loaded = self.store.load(&[request]).await.unwrap().remove(0);
+        let state = ThreadState {
+            context: Vec::new(),
+            context_summary: None,
+            execution_meta: loaded.meta.clone(),
+            fields: JsonMap::new(),
+        };
+        let place = engine::Place { node: "only", seq: step.seq, step_limit: 25 };
+        let outcome = Outcome { questions, ..Outcome::default() };
+        let advance = engine::advance(&graph, place, &state, Ok(outcome));
+        let commit = StepCommit {
+            step,
+            token: claimed.token,
+            base_version: loaded.version,
+            questions: advance.next.questions().to_vec(),
+            meta: advance.meta,
+            stopped_meta: advance.stopped_meta,
+            messages: Vec::new(),
+            removed: Vec::new(),
+            fields: JsonMap::new(),
+            then: Then::End { status: RunStatus::Interrupted, error: None },
+        };
+        self.store.commit(&[commit]).await.remove(0).unwrap();
+    }
+
+    async fn questions(&self) -> Vec<InterruptRecord> {
+        let filter = InterruptFilter { limit: 100, ..InterruptFilter::default() };
+        self.store.interrupts(&Caller::anonymous().scope(), &filter).await.unwrap()
     }
 
     /// A worker takes the step and is never heard of again.
@@ -236,4 +287,63 @@ async fn two_schedulers_release_a_lost_lease_once() {
     let record = place.step(step).await;
     assert_eq!((record.status, record.attempt, record.attempts.len()), (StepStatus::Ready, 1, 1));
     assert_eq!(place.unread(step).await, 1);
+}
+
+fn question(seconds: u64, default: Option<serde_json::Value>) -> Question {
+    Question {
+        expires_in: Some(Duration::from_secs(seconds)),
+        on_expiry: default,
+        ..Question::new(QuestionKind::Input, "only", "node:only:0".to_owned(), "input_required")
+    }
+}
+
+/// C34: with a default exactly that counts, once; before its time and without a default nothing does.
+#[tokio::test(start_paused = true)]
+async fn a_question_whose_time_is_over_gets_its_default_once() {
+    let place = Place::new();
+    let (with, without) = (place.run().await, place.run().await);
+    place.ask(with, vec![question(60, Some(serde_json::json!("none")))]).await;
+    place.ask(without, vec![question(60, None)]).await;
+    let (mut first, mut second) =
+        (Interrupts::new(place.parts.clone(), &place.config), Interrupts::new(place.parts.clone(), &place.config));
+
+    advance(Duration::from_secs(59)).await;
+    first.once().await.unwrap();
+    let early = place.questions().await;
+    advance(Duration::from_secs(1)).await;
+    let (one, other) = tokio::join!(first.once(), second.once());
+    one.unwrap();
+    other.unwrap();
+    first.once().await.unwrap();
+
+    assert!(early.iter().all(|record| record.status == InterruptStatus::Open));
+    let over = place.questions().await;
+    let of = |step: StepId| over.iter().find(|record| record.run_id() == step.run_id).unwrap();
+    assert_eq!((of(with).status, &of(with).answer), (InterruptStatus::Expired, &Some(serde_json::json!("none"))));
+    assert_eq!((of(without).status, &of(without).answer), (InterruptStatus::Expired, &None));
+    let resumed = place.store.last_of_chain(with.run_id).await.unwrap().unwrap();
+    assert_eq!((resumed.resumes, resumed.status), (Some(with.run_id), RunStatus::Queued));
+    assert_eq!(place.store.last_of_chain(without.run_id).await.unwrap().unwrap().id, without.run_id);
+}
+
+/// A default that cannot be taken keeps no other from its turn.
+#[tokio::test(start_paused = true)]
+async fn a_default_that_is_refused_blocks_nobody() {
+    let place = Place::new();
+    let step = place.run().await;
+    let approvers = vec!["ann".to_owned()];
+    let mut gate = question(1, Some(serde_json::json!({"outcome": "denied"})));
+    gate.kind = QuestionKind::Gate; // About no call: nobody can answer it.
+    gate.approvers = approvers;
+    place.ask(step, vec![gate]).await;
+    let other = place.run().await;
+    place.ask(other, vec![question(2, Some(serde_json::json!(1)))]).await;
+    let mut pass = Interrupts::new(place.parts.clone(), &place.config);
+    advance(Duration::from_secs(5)).await;
+
+    pass.once().await.unwrap();
+    pass.once().await.unwrap();
+
+    let answered: Vec<_> = place.questions().await.into_iter().filter(|record| record.answer.is_some()).collect();
+    assert_eq!(answered.iter().map(InterruptRecord::run_id).collect::<Vec<_>>(), [other.run_id]);
 }

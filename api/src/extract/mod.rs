@@ -5,5 +5,5 @@ mod path;
 mod query;
 
 pub use body::{ApiJson, Fields, FromFields};
-pub use path::{MessagePath, RunPath, ThreadPath, unknown_run};
+pub use path::{InterruptPath, MessagePath, RunPath, ThreadPath, unknown_interrupt, unknown_run};
 pub use query::{ApiQuery, LIST_MAX, WAIT_MAX_S};

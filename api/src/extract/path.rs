@@ -50,6 +50,26 @@ impl FromRequestParts<App> for RunPath {
     }
 }
 
+/// The question a path names. An id that no store could hold is a question that does not exist.
+#[derive(Debug)]
+pub struct InterruptPath(pub String);
+
+impl FromRequestParts<App> for InterruptPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let id = path_text(parts, app, "interrupt_id").await?;
+        let is_one = id.strip_prefix("int_").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        if is_one { Ok(Self(id)) } else { Err(unknown_interrupt()) }
+    }
+}
+
+/// No question that the caller sees has this id.
+#[must_use]
+pub fn unknown_interrupt() -> ApiError {
+    ApiError::not_found("no such interrupt; GET /v1/interrupts lists those that wait")
+}
+
 /// No run of the caller's has this id.
 #[must_use]
 pub fn unknown_run() -> ApiError {

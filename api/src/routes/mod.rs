@@ -3,6 +3,7 @@
 pub mod docs;
 pub mod graph;
 pub mod health;
+pub mod interrupts;
 pub mod observability;
 pub mod pools;
 pub mod run_graph;

@@ -1,5 +1,7 @@
 //! Running the served graph: `invoke` creates a run and waits, `stream` creates one and follows.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -9,10 +11,11 @@ use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 use threadgate_shared::domain::{Json, Message, Role, RunId, RunStatus, Scope, ThreadState};
-use threadgate_shared::events::EventBody;
+use threadgate_shared::events::{Event, EventBody, EventId};
+use threadgate_shared::graph::Manifest;
 use threadgate_shared::graph::admission::{Refusal, Start as StartAt};
 use threadgate_shared::graph::ids::unix_seconds;
-use threadgate_shared::store::full_state;
+use threadgate_shared::store::{StillPaused, full_state};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
@@ -75,7 +78,12 @@ async fn invoke(
     ApiJson(body): ApiJson<GraphRunBody>,
 ) -> Result<Enveloped<Invoked>, ApiError> {
     let granularity = body.response_granularity;
-    let accepted = accept(&app, &caller, &headers, body).await?.map_err(ApiError::from)?;
+    let accepted = match accept(&app, &caller, &headers, body).await?.map_err(ApiError::from)? {
+        Accepted::Run(accepted) => accepted,
+        Accepted::StillPaused(still, manifest) => {
+            return still_paused(&app, &caller, granularity, *still, &manifest).await;
+        }
+    };
     let run = accepted.started.created.run.id;
     let thread_id = accepted.started.created.run.thread_id.clone();
     let leave = OnDisconnect::new(&app, &caller, run, accepted.stops_on_disconnect);
@@ -105,6 +113,17 @@ async fn invoke(
     let question = question.or_else(|| last_question(state.as_ref()?));
     let messages = question.into_iter().chain(produced).collect();
     let meta = InvokedMeta { is_new_thread: accepted.started.created.is_new_thread, thread_id: thread_id.0 };
+    Ok(Enveloped(shown(&app, granularity, messages, state, meta)))
+}
+
+/// As much as was asked for.
+fn shown(
+    app: &App,
+    granularity: Granularity,
+    messages: Vec<Message>,
+    state: Option<ThreadState>,
+    meta: InvokedMeta,
+) -> Invoked {
     let production = app.config.is_production();
     let (shown, state) = match granularity {
         Granularity::Low => (None, None),
@@ -112,7 +131,26 @@ async fn invoke(
         Granularity::Full => (state.as_ref().map(|state| state::of(state, production)), state),
     };
     let (context, summary) = state.map_or((None, None), |state| (Some(state.context), state.context_summary));
-    Ok(Enveloped(Invoked { messages, state: shown, context, summary, meta }))
+    Invoked { messages, state: shown, context, summary, meta }
+}
+
+/// Answers were recorded and others are awaited: what an invoke says that ended paused.
+async fn still_paused(
+    app: &App,
+    caller: &Authenticated,
+    granularity: Granularity,
+    still: StillPaused,
+    manifest: &Manifest,
+) -> Result<Enveloped<Invoked>, ApiError> {
+    let state = state_of(app, &caller.scope(), &still, manifest).await?;
+    let messages = last_question(&state).into_iter().chain(still.messages).collect();
+    let meta = InvokedMeta { is_new_thread: false, thread_id: still.run.thread_id.0 };
+    Ok(Enveloped(shown(app, granularity, messages, Some(state), meta)))
+}
+
+async fn state_of(app: &App, scope: &Scope, still: &StillPaused, manifest: &Manifest) -> Result<ThreadState, ApiError> {
+    let stored = app.parts.store.state(scope, &still.run.thread_id, Some(still.version)).await?;
+    stored.map(|stored| full_state(manifest, &stored)).ok_or_else(ApiError::internal)
 }
 
 /// Follows to the end; `said` becomes the context's new messages that are still there.
@@ -164,7 +202,10 @@ async fn stream(
 ) -> Result<Response, ApiError> {
     let granularity = body.response_granularity;
     let accepted = match accept(&app, &caller, &headers, body).await? {
-        Ok(accepted) => accepted,
+        Ok(Accepted::Run(accepted)) => accepted,
+        Ok(Accepted::StillPaused(still, manifest)) => {
+            return still_paused_lines(&app, &caller, granularity, *still, &manifest).await;
+        }
         Err(not) => return refused(&app, &caller, not).await,
     };
     let created = &accepted.started.created;
@@ -191,6 +232,35 @@ async fn stream(
     let mut writer = ChunkWriter::new(common, state);
     writer.begin(&created.messages, &beginning(&accepted.started));
     Ok(lines(Body::from_stream(follow_lines(app.clone(), follower, writer, leave))))
+}
+
+/// The lines of an answer that left others of its pause open: the pause, told once more.
+async fn still_paused_lines(
+    app: &App,
+    caller: &Authenticated,
+    granularity: Granularity,
+    still: StillPaused,
+    manifest: &Manifest,
+) -> Result<Response, ApiError> {
+    let state = state_of(app, &caller.scope(), &still, manifest).await?;
+    let run = &still.run;
+    let common = Common {
+        granularity,
+        thread_id: run.thread_id.0.clone(),
+        run_id: run.client_run_id.clone().unwrap_or_else(|| run.id.to_string()),
+        is_new_thread: false,
+        max_steps: run.step_limit,
+        production: app.config.is_production(),
+        thread_name: None,
+        started_at: unix_seconds(),
+    };
+    let mut writer = ChunkWriter::new(common, state);
+    writer.begin(&still.messages, &Beginning::Nowhere);
+    let meta = Box::new(still.meta.clone());
+    let body = EventBody::RunEnded { status: RunStatus::Interrupted, meta, error: None };
+    writer.event(&Event { id: EventId::ZERO, at: unix_seconds(), body });
+    let lines = futures::stream::iter([Ok::<_, std::convert::Infallible>(Bytes::from(writer.take()))]);
+    Ok(self::lines(Body::from_stream(lines)))
 }
 
 /// Before the first node: what the thread's state is once the input is in it.
@@ -299,7 +369,14 @@ fn lines(body: Body) -> Response {
     response
 }
 
-struct Accepted {
+enum Accepted {
+    /// A run.
+    Run(Box<AcceptedRun>),
+    /// Answers were recorded; the graph is the one the thread is paused on.
+    StillPaused(Box<StillPaused>, Arc<Manifest>),
+}
+
+struct AcceptedRun {
     started: Started,
     stops_on_disconnect: bool,
     has_own_name: bool,
@@ -327,9 +404,15 @@ async fn accept(
         trace: traceparent(headers),
     };
     match start(app, start_of).await {
-        Ok(Begun::New(started)) => Ok(Ok(Accepted { started: *started, stops_on_disconnect, has_own_name })),
-        // Only a key replays, and none was sent; a resume answers the only question there is.
-        Ok(Begun::Replayed(_) | Begun::StillPaused(_)) => Err(ApiError::internal()),
+        Ok(Begun::New(started)) => {
+            let run = AcceptedRun { started: *started, stops_on_disconnect, has_own_name };
+            Ok(Ok(Accepted::Run(Box::new(run))))
+        }
+        Ok(Begun::StillPaused(still)) => {
+            let manifest = app.graphs.version(&still.run.graph_version).await?;
+            Ok(Ok(Accepted::StillPaused(still, manifest)))
+        }
+        Ok(Begun::Replayed(_)) => Err(ApiError::internal()), // Only a key replays, and none was sent.
         Err(not) => Ok(Err(not)),
     }
 }

@@ -62,7 +62,7 @@ async fn create(
     headers: HeaderMap,
     ApiJson(body): ApiJson<NewRunBody>,
 ) -> Result<Response, ApiError> {
-    let idempotency = idempotency(&app, &headers, &body)?;
+    let idempotency = idempotency(&app, &headers, &body.text)?;
     let graph = app.graphs.named(&body.graph).await?;
     let (class, shown_input) = (body.class, body.input.clone());
     let request = body.into_request(graph.manifest.ids, &app.limits, app.config.node_timeout)?;
@@ -80,20 +80,23 @@ async fn create(
         response.headers_mut().insert(LOCATION, place);
     }
     if is_replayed {
-        let name = HeaderName::from_static("idempotent-replayed");
-        response.headers_mut().insert(name, HeaderValue::from_static("true"));
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     }
     Ok(response)
 }
 
-fn idempotency(app: &App, headers: &HeaderMap, body: &NewRunBody) -> Result<Option<Idempotency>, ApiError> {
+/// Says that a key was used before, and that this is its first answer.
+pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+/// The client's key, if it sent one with `body`.
+pub(super) fn idempotency(app: &App, headers: &HeaderMap, body: &str) -> Result<Option<Idempotency>, ApiError> {
     let Some(header) = headers.get("idempotency-key") else { return Ok(None) };
     let loc = ["header".into(), "Idempotency-Key".into()];
     let Ok(key) = header.to_str() else {
         return Err(ApiError::field(loc.to_vec(), "value_error", "Value error, a key is plain ASCII text"));
     };
     app.limits.check_id(key, &loc)?;
-    let body_hash = hex::encode(sha2::Sha256::digest(body.text.as_bytes()));
+    let body_hash = hex::encode(sha2::Sha256::digest(body.as_bytes()));
     Ok(Some(Idempotency { key: key.to_owned(), body_hash, ttl: app.config.idempotency_ttl }))
 }
 

@@ -5,6 +5,7 @@ mod graphs;
 mod stories_events;
 mod stories_fuzz;
 mod stories_input;
+mod stories_interrupts;
 mod stories_runs;
 mod stories_stream;
 mod stories_threads;

@@ -3,6 +3,7 @@
 pub mod chunks;
 pub mod envelope;
 pub mod graph_info;
+pub mod interrupt_view;
 pub mod new_run;
 pub mod run_events;
 pub mod run_request;

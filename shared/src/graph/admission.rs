@@ -254,8 +254,9 @@ pub fn admit(
 ) -> Result<Admission, Refusal> {
     let (newest, manifest) = versions.first().expect("a run names a registered graph");
     if let Some(view) = view {
-        let is_open = |id: &String| view.open.iter().any(|open| open.question.id == *id);
-        if let Some(id) = input.interrupt_id.as_ref().filter(|id| !is_open(id)) {
+        let is_open = |id: &&String| view.open.iter().any(|open| open.question.id == **id);
+        let mut named = input.answers.iter().map(|answer| &answer.interrupt_id).chain(&input.interrupt_id);
+        if let Some(id) = named.find(|id| !is_open(id)) {
             return Err(Refusal::NotThisInterrupt(id.clone()));
         }
         if let Some(run) = view.active_run {
@@ -471,5 +472,7 @@ fn known_fields(manifest: &Manifest, state: &JsonMap) -> JsonMap {
     state.iter().filter(|(name, _)| known(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
+#[cfg(test)]
+mod answering_tests;
 #[cfg(test)]
 mod tests;

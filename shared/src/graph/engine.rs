@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use super::node::{NodeError, Outcome, Patch};
 use super::{Graph, GraphError, IdKind};
 use crate::domain::meta::{END, ExecutionMeta, ExecutionStatus};
-use crate::domain::{Json, JsonMap, Message, MessageId, Question, QuestionKind, ThreadState};
+use crate::domain::{GateAnswer, Json, JsonMap, Message, MessageId, Question, QuestionKind, ThreadState};
 
 /// Where the run is.
 #[derive(Debug, Clone, Copy)]
@@ -184,8 +184,10 @@ pub fn failed(state: &ThreadState, node: &str, error: RunError) -> Advance {
 
 /// A pause inside `node`, which is not done: its answers stay, and it runs again with all of them.
 fn asked(node: &str, state: &ThreadState, update: Patch, questions: Vec<Question>) -> Result<Advance, RunError> {
-    if let Some(why) = questions.iter().find_map(schema_error) {
-        let message = format!("Error in node '{node}': its question's response_schema is no JSON Schema: {why}");
+    let too_many = (questions.len() > QUESTIONS_MAX)
+        .then(|| format!("it asked {} questions at once; at most {QUESTIONS_MAX} are taken", questions.len()));
+    if let Some(why) = too_many.or_else(|| questions.iter().find_map(question_error)) {
+        let message = format!("Error in node '{node}': {why}");
         return Err(RunError { code: "NODE_001".to_owned(), message, node: Some(node.to_owned()), transient: false });
     }
     let meta = state.execution_meta.clone();
@@ -200,10 +202,28 @@ fn asked(node: &str, state: &ThreadState, update: Patch, questions: Vec<Question
     })
 }
 
-/// Why nobody could ever answer `question`.
-fn schema_error(question: &Question) -> Option<String> {
-    let schema = question.response_schema.as_ref().filter(|schema| !schema.is_null())?;
-    jsonschema::validator_for(schema).err().map(|error| error.to_string())
+/// Questions of one pause at most.
+pub const QUESTIONS_MAX: usize = 256;
+
+/// Why nobody could ever answer `question`, or why its default would never count.
+fn question_error(question: &Question) -> Option<String> {
+    let schema = question.response_schema.as_ref().filter(|schema| !schema.is_null());
+    let schema = match schema.map(jsonschema::validator_for) {
+        None => None,
+        Some(Ok(schema)) => Some(schema),
+        Some(Err(error)) => return Some(format!("its question's response_schema is no JSON Schema: {error}")),
+    };
+    let default = question.on_expiry.as_ref()?;
+    match question.kind {
+        QuestionKind::Input => {
+            let refused = schema.and_then(|schema| schema.validate(default).err().map(|error| error.to_string()))?;
+            Some(format!("its question's on_expiry does not satisfy response_schema: {refused}"))
+        }
+        QuestionKind::Gate => {
+            GateAnswer::parse(default).err().map(|error| format!("its gate's on_expiry is no decision: {error}"))
+        }
+        QuestionKind::Remote | QuestionKind::Outcome => None,
+    }
 }
 
 /// The place while the questions `open` of `node`, in the order of the calls, wait for answers. It

@@ -66,6 +66,33 @@ pub struct NewRun {
     pub observability: bool,
 }
 
+impl NewRun {
+    /// The run that answers to the pause of `paused` make, by whoever is `caller`: it inherits what a
+    /// resume inherits. Source: storage rule R13.
+    #[must_use]
+    pub fn resuming(paused: &RunRecord, caller: Caller) -> Self {
+        Self {
+            id: RunId::new(),
+            client_run_id: None,
+            caller,
+            thread_id: paused.thread_id.clone(),
+            thread_name: None,
+            thread_meta: None,
+            graph: paused.graph.clone(),
+            class: paused.class,
+            message_ids: Vec::new(),
+            input: Json::Object(JsonMap::new()),
+            config: paused.config.clone(),
+            step_limit: paused.step_limit,
+            node_timeout: paused.node_timeout,
+            versions: Vec::new(),
+            idempotency: None,
+            trace: paused.trace.clone(),
+            observability: paused.observability,
+        }
+    }
+}
+
 /// A client's idempotency key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Idempotency {

@@ -138,11 +138,11 @@ fn listing(scope: &Scope, filter: &InterruptFilter) -> QueryBuilder<Postgres> {
     query
 }
 
-/// In the words of the partial index of open questions.
+/// In the words of the partial index of open questions, which passes expired ones by.
 fn condition(status: InterruptStatus) -> &'static str {
     match status {
         InterruptStatus::Open => {
-            "(i.status = 'open' and (i.expires_at is null or i.expires_at > statement_timestamp()))"
+            "(i.status = 'open' and coalesce(i.expires_at, 'infinity'::timestamptz) > statement_timestamp())"
         }
         InterruptStatus::Expired => {
             "(i.status = 'expired' or (i.status = 'open' and i.expires_at <= statement_timestamp()))"
