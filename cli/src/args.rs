@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::bench::BenchArgs;
+use crate::client::interrupts::{AnswerArgs, ApproveArgs, DenyArgs, InterruptsArgs};
 use crate::client::run::RunArgs;
 use crate::client::runs::{RunsArgs, StopArgs};
 use crate::client::threads::{FixArgs, ThreadsArgs};
@@ -53,6 +54,14 @@ pub enum Command {
     Runs(RunsArgs),
     /// Lists threads, shows one, or deletes it.
     Threads(ThreadsArgs),
+    /// Lists what waits for a person, across all threads.
+    Interrupts(InterruptsArgs),
+    /// Lets a gated tool run, once, with the arguments that were shown.
+    Approve(ApproveArgs),
+    /// Keeps a gated tool from running; the model reads so.
+    Deny(DenyArgs),
+    /// Answers a question of a node, or about a call whose outcome is unknown.
+    Answer(AnswerArgs),
     /// Stops a run after the node that runs now.
     Stop(StopArgs),
     /// Repairs a thread whose context holds unanswered calls.

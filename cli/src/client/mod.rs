@@ -1,6 +1,7 @@
 //! Commands that talk to a server over HTTP.
 
 mod follow;
+pub mod interrupts;
 pub mod run;
 pub mod runs;
 pub mod threads;

@@ -128,7 +128,11 @@ fn outcome(run: &Value) -> Result<(), Failure> {
         "interrupted" => {
             let question = &run["state"]["execution_meta"]["interrupt_data"]["interrupt"];
             let asks = question["message"].as_str().map(|text| format!(" It asks: {text}")).unwrap_or_default();
-            Err(Failure::new(Exit::Paused, format!("the run waits for an answer.{asks}")))
+            let how = match run["run_id"].as_str() {
+                Some(run) if !question.is_null() => format!(" `threadgate interrupts --run {run}` says how to answer"),
+                _ => String::new(),
+            };
+            Err(Failure::new(Exit::Paused, format!("the run waits for an answer.{asks}{how}")))
         }
         _ => match run["error"]["message"].as_str() {
             Some(message) => Err(Failure::new(
