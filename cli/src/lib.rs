@@ -44,11 +44,11 @@ struct Readme;
 /// What the author of a graph needs.
 pub mod prelude {
     pub use serde_json::json;
-    pub use threadgate_shared::domain::{Json, JsonMap, Message, Role, ThreadState};
+    pub use threadgate_shared::domain::{Effect, Guard, Json, JsonMap, Message, Role, ThreadState, ToolSpec};
     pub use threadgate_shared::graph::registry::Registry;
     pub use threadgate_shared::graph::{
         Command, FieldSpec, Graph, GraphError, IdKind, Interrupt, Node, NodeContext, NodeError, NodePolicy, Outcome,
-        Patch, Reducer, RetryPolicy,
+        Patch, Reducer, RetryPolicy, Tool, ToolContext, ToolError, ToolSet,
     };
 }
 

@@ -129,6 +129,7 @@ impl Worker {
         let executor = Arc::new(Executor {
             calls: Calls::spawn(&parts.store, &config, record.id, record.versions.clone(), &health),
             runner: NodeRunner {
+                store: Arc::clone(&parts.store),
                 threads: NodeThreads::new(config.node_threads).map_err(WorkerError::Threads)?,
                 leases: leases.clone(),
                 announcer: Announcer::spawn(Arc::clone(&parts.events)),

@@ -12,13 +12,14 @@ use threadgate_shared::events::EventBody;
 use threadgate_shared::graph::admission::answers_of;
 use threadgate_shared::graph::engine::{self, Advance};
 use threadgate_shared::graph::{Graph, NodeContext, NodeError, NodeEvent, NodeEvents, Outcome};
-use threadgate_shared::store::{Claimed, RunRecord};
+use threadgate_shared::store::{Claimed, RunRecord, Store};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::announce::{Announcer, Attempt};
 use crate::lease::{Lease, Leases};
+use crate::nodes::tools::{self, Book};
 use crate::state::Place;
 use crate::telemetry;
 use crate::threads::NodeThreads;
@@ -64,6 +65,7 @@ pub(crate) enum Left {
 
 /// What runs nodes.
 pub(crate) struct NodeRunner {
+    pub store: Arc<dyn Store>,
     pub threads: NodeThreads,
     pub leases: Leases,
     pub announcer: Announcer,
@@ -89,7 +91,14 @@ impl NodeRunner {
         let deadline = self.deadline(graph, &claimed.node, &place.run);
         let (events, mut pieces) = NodeEvents::channel();
         let ctx = context(lease, claimed, place, deadline, events.clone());
-        let work = execute(Arc::clone(graph), claimed.node.clone(), place, ctx, self.output_bytes_max);
+        let book = Book {
+            store: Arc::clone(&self.store),
+            runtime: tokio::runtime::Handle::current(),
+            step: claimed.step,
+            lease: claimed.token,
+            thread: claimed.thread_key,
+        };
+        let work = execute(Arc::clone(graph), place, ctx, book, self.output_bytes_max);
         let started = Instant::now();
         let mut running = self.threads.spawn(work.in_current_span());
 
@@ -158,19 +167,20 @@ fn context(lease: &Lease, claimed: &Claimed, place: &Place, deadline: Duration, 
 /// The node's code and what follows it: both are the graph author's, so both may block or panic.
 fn execute(
     graph: Arc<Graph>,
-    node: String,
     place: &Place,
     ctx: NodeContext,
+    book: Book,
     output_bytes_max: usize,
 ) -> impl Future<Output = NodeEnd> + Send + use<> {
     let state = Arc::clone(&place.state);
-    let (seq, step_limit) = (ctx.step.seq, place.run.step_limit);
+    let (seq, step_limit, node) = (ctx.step.seq, place.run.step_limit, ctx.node.clone());
     async move {
         let work = async {
-            let result = match graph.nodes.get(&node) {
-                Some(code) => code.run(ctx).await,
-                None if node == START => Ok(Outcome::default()),
-                None => Err(NodeError::permanent("this program has no code for it; deploy a worker that has")),
+            let result = match (graph.nodes.get(&node), graph.tools.get(&node)) {
+                (Some(code), _) => code.run(ctx).await,
+                (None, Some(set)) => tools::run(ctx, Arc::clone(set), book).await,
+                (None, None) if node == START => Ok(Outcome::default()),
+                (None, None) => Err(NodeError::permanent("this program has no code for it; deploy a worker that has")),
             };
             finish(&graph, engine::Place { node: &node, seq, step_limit }, &state, result, output_bytes_max)
         };

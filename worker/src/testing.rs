@@ -8,17 +8,22 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use threadgate_shared::dispatcher::Dispatcher;
-use threadgate_shared::domain::{Caller, Message, PoolName, Role, RunId, RunStatus, StepId, Tenant, ThreadId};
+use threadgate_shared::domain::{
+    CallStatus, Caller, InterruptStatus, Message, PoolName, Question, Role, RunId, RunStatus, StepId, Tenant, ThreadId,
+};
 use threadgate_shared::events::MemoryEvents;
 use threadgate_shared::events::{EventBody, EventId, EventLog, Followed};
-use threadgate_shared::graph::admission::{RunInput, admit};
+use threadgate_shared::graph::admission::{Answer, Given, RunInput, admit};
 use threadgate_shared::graph::registry::Registry;
 use threadgate_shared::graph::{Graph, GraphBuilder, Manifest, NodePolicy, RetryPolicy};
 use threadgate_shared::parts::Parts;
 use threadgate_shared::queue::MemoryQueue;
 use threadgate_shared::queue::{Job, JobHandler, JobQueue, Lane, QueueError};
-use threadgate_shared::store::memory::MemoryStore;
-use threadgate_shared::store::{Created, Graphs, NewRun, Runs, StepRecord, StepStatus, StoredState, Threads, Upkeep};
+use threadgate_shared::store::memory::{Failure, MemoryStore, Operation};
+use threadgate_shared::store::{
+    Created, Graphs, InterruptFilter, Interrupts, Ledger, NewRun, Runs, StepRecord, StepStatus, StoredState, Threads,
+    Upkeep,
+};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -138,6 +143,40 @@ impl Stack {
         let created = self.store.create_run(new, &|view| admit(&versions, &thread_id, view, &input)).await.unwrap();
         assert!(matches!(created, Created::New(_)));
         id
+    }
+
+    /// The open questions of a thread, in the order they were asked.
+    pub(crate) async fn questions(&self, thread: &str) -> Vec<Question> {
+        let filter = InterruptFilter {
+            statuses: vec![InterruptStatus::Open],
+            thread: Some(thread.into()),
+            limit: 100,
+            ..InterruptFilter::default()
+        };
+        let found = self.store.interrupts(&Caller::anonymous().scope(), &filter).await.unwrap();
+        found.into_iter().map(|record| record.question).collect()
+    }
+
+    /// Answers all open questions of a thread, in order; the run that goes on.
+    pub(crate) async fn answer(&self, thread: &str, answers: &[serde_json::Value]) -> RunId {
+        let questions = self.questions(thread).await;
+        assert_eq!(questions.len(), answers.len(), "{questions:?}");
+        let answers = questions.into_iter().zip(answers).map(|(question, value)| Answer {
+            interrupt_id: question.id,
+            value: Given::Canonical(value.clone()),
+            comment: None,
+        });
+        let input = RunInput { answers: answers.collect(), ..RunInput::default() };
+        let graph = &self.registry.graphs()[0];
+        let run = self.create_with(thread, graph.version.clone(), Arc::clone(&graph.manifest), input).await;
+        self.send().await;
+        run
+    }
+
+    /// The ledger of a thread: tool, status and how often it was started.
+    pub(crate) async fn calls(&self, thread: &str) -> Vec<(String, CallStatus, i16)> {
+        let calls = self.store.calls(&Caller::anonymous().scope(), &thread.into()).await.unwrap();
+        calls.into_iter().map(|call| (call.tool, call.status, call.attempt)).collect()
     }
 
     /// Sends what waits in the backlog.
@@ -261,6 +300,17 @@ impl Working {
     pub(crate) async fn end(self) -> Result<(), WorkerError> {
         self.shutdown.cancel();
         self.worker.await.unwrap()
+    }
+
+    /// Ends it as kill -9 does at its next call of `operation`, before or after that is done.
+    pub(crate) fn dies_at(&self, operation: Operation, moment: Failure) {
+        self.connection.cut_at(operation, moment);
+    }
+
+    /// Returns when it has died.
+    pub(crate) async fn is_dead(&self) {
+        self.connection.is_gone().await;
+        self.shutdown.cancel();
     }
 
     /// Ends it as kill -9 does: nothing it asks or answers arrives any more.

@@ -4,10 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::manifest::RETRY_ATTEMPTS_MAX;
+use super::tools::{self, ToolSet};
 use super::{Condition, EdgeSpec, FieldSpec, Graph, GraphError, IdKind, Manifest, Node, NodePolicy, NodeSpec, Reducer};
 use crate::domain::meta::{END, START};
 use crate::domain::state::ENGINE_FIELDS;
-use crate::domain::{Json, ThreadState};
+use crate::domain::{Json, ThreadState, ToolsSpec};
+
+/// The kind of nodes that run tools.
+pub const TOOLS: &str = "tools";
 
 /// Field names of a run's input that are not the graph's.
 const INPUT_FIELDS: [&str; 2] = ["current_node", "messages"];
@@ -55,6 +59,7 @@ impl<T: IntoRoute, E: std::fmt::Display> IntoRoute for Result<T, E> {
 pub struct GraphBuilder {
     manifest: Manifest,
     nodes: HashMap<String, Arc<dyn Node>>,
+    tools: HashMap<String, Arc<ToolSet>>,
     conditions: HashMap<usize, Condition>,
     version: Option<String>,
 }
@@ -77,6 +82,7 @@ impl Graph {
                 thread_name: None,
             },
             nodes: HashMap::new(),
+            tools: HashMap::new(),
             conditions: HashMap::new(),
             version: None,
         }
@@ -110,6 +116,23 @@ impl GraphBuilder {
         let name = name.into();
         self.manifest.nodes.push(NodeSpec { name: name.clone(), kind: "code".to_owned(), spec: Json::Null, policy });
         self.nodes.insert(name, Arc::new(node));
+        self
+    }
+
+    /// Adds a node that runs the calls of the last assistant message, asks for approvals, and adds the
+    /// results.
+    #[must_use]
+    pub fn tools(self, name: impl Into<String>, tools: ToolSet) -> Self {
+        self.tools_with(name, tools, NodePolicy::default())
+    }
+
+    /// Adds a `tools` node with its pool, deadline and retries.
+    #[must_use]
+    pub fn tools_with(mut self, name: impl Into<String>, tools: ToolSet, policy: NodePolicy) -> Self {
+        let name = name.into();
+        let spec = serde_json::to_value(tools.spec()).expect("a spec has string keys");
+        self.manifest.nodes.push(NodeSpec { name: name.clone(), kind: TOOLS.to_owned(), spec, policy });
+        self.tools.insert(name, Arc::new(tools));
         self
     }
 
@@ -216,7 +239,13 @@ impl GraphBuilder {
         }
         let fingerprint = self.version.unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned());
         let version = self.manifest.version(Some(&fingerprint));
-        Ok(Graph { manifest: Arc::new(self.manifest), version, nodes: self.nodes, conditions: self.conditions })
+        Ok(Graph {
+            manifest: Arc::new(self.manifest),
+            version,
+            nodes: self.nodes,
+            tools: self.tools,
+            conditions: self.conditions,
+        })
     }
 }
 
@@ -283,11 +312,24 @@ fn node_problems(manifest: &Manifest, found: &mut Vec<Problem>) {
         if let Some(why) = policy_problem(&node.policy) {
             wrong("GRAPH_000", format!("node '{name}': {why}"));
         }
+        for (code, why) in tool_problems(manifest, node) {
+            wrong(code, format!("node '{name}': {why}"));
+        }
         let has_edge = manifest.edges.iter().any(|edge| edge.source == *name || edge_targets(edge).any(|t| t == name));
         if !has_edge {
             let message = format!("no edge begins or ends at node '{name}'; add one, or remove the node");
             wrong("GRAPH_003", message);
         }
+    }
+}
+
+fn tool_problems(manifest: &Manifest, node: &NodeSpec) -> Vec<(&'static str, String)> {
+    if node.kind != TOOLS {
+        return Vec::new();
+    }
+    match serde_json::from_value::<ToolsSpec>(node.spec.clone()) {
+        Ok(spec) => tools::problems(&spec, |target| manifest.is_place(target)),
+        Err(error) => vec![("GRAPH_000", format!("its tools cannot be read: {error}"))],
     }
 }
 

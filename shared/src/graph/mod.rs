@@ -14,6 +14,7 @@ pub mod registry;
 mod rehearsal;
 pub mod reply;
 pub mod said;
+pub mod tools;
 #[cfg(test)]
 mod vectors;
 
@@ -25,6 +26,7 @@ pub use manifest::{EdgeSpec, FieldSpec, IdKind, Manifest, NodePolicy, NodeSpec, 
 pub use node::{Command, Interrupt, IntoOutcome, Node, NodeContext, NodeError, Outcome, Patch};
 pub use registry::Registry;
 pub use said::{NodeEvent, NodeEvents};
+pub use tools::{Tool, ToolContext, ToolError, ToolSet};
 
 pub use crate::domain::meta::{END, START};
 use crate::domain::{GraphVersion, Json, ThreadState};
@@ -43,6 +45,8 @@ pub struct Graph {
     pub version: GraphVersion,
     /// The code of each node, by name.
     pub nodes: HashMap<String, Arc<dyn Node>>,
+    /// The tools of each `tools` node, by the node's name.
+    pub tools: HashMap<String, Arc<ToolSet>>,
     /// The conditions of `manifest.edges`, by the edge's index.
     pub conditions: HashMap<usize, Condition>,
 }

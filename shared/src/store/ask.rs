@@ -113,14 +113,9 @@ pub enum Wish {
     /// Do not run it: this is its result, such as a denial.
     Record(CallResult),
     /// Do what a person decided about its unknown outcome: run it again (`None`), or take this
-    /// result. Counts only if the question was asked after the call's last start and was answered;
-    /// otherwise it is as good as [`Wish::Run`].
-    Decided {
-        /// The question's id.
-        interrupt_id: String,
-        /// The result; `None` = retry.
-        result: Option<CallResult>,
-    },
+    /// result. Counts only if a question about that was asked after the call's last start and was
+    /// answered; otherwise it is as good as [`Wish::Run`].
+    Decided(Option<CallResult>),
 }
 
 /// What the ledger says to an intent.

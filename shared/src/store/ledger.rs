@@ -37,8 +37,7 @@ pub(crate) struct Facts {
     pub lease: LeaseToken,
     /// The question that approved this very call with these very arguments.
     pub approval: Option<String>,
-    /// Whether the question that the intent names was asked after the call's last start, about this
-    /// call, and was answered.
+    /// Whether a question about this call's outcome was asked after its last start, and was answered.
     pub is_decided: bool,
     /// The store's clock, after the locks.
     pub now: Time,
@@ -59,7 +58,7 @@ pub(crate) fn decide(found: Option<&Entry>, intent: &Intent, facts: &Facts) -> (
     if entry.lease == facts.lease && entry.row.status == CallStatus::Intended {
         return (begun(entry), None);
     }
-    if let Wish::Decided { result, .. } = &intent.wish
+    if let Wish::Decided(result) = &intent.wish
         && facts.is_decided
     {
         return match result {
@@ -239,13 +238,13 @@ mod tests {
         assert_eq!(late, Begun::InDoubt { deadline, wait: Duration::ZERO });
         let unknown = unknown.unwrap();
         assert_eq!(unknown.row.status, CallStatus::Unknown);
-        let retry = || Wish::Decided { interrupt_id: "int_1".to_owned(), result: None };
+        let retry = || Wish::Decided(None);
         let (undecided, _) = decide(Some(&unknown), &once(retry()), &later(&facts, 61));
         assert!(matches!(undecided, Begun::InDoubt { .. }));
         let decided = Facts { is_decided: true, ..later(&facts, 62) };
         let (retried, _) = decide(Some(&unknown), &once(retry()), &decided);
         assert!(matches!(retried, Begun::Started { attempt: 2, .. }));
-        let taken = Wish::Decided { interrupt_id: "int_1".to_owned(), result: Some(done("paid")) };
+        let taken = Wish::Decided(Some(done("paid")));
         assert_eq!(decide(Some(&unknown), &once(taken), &decided).0, Begun::Done(done("paid")));
     }
 

@@ -1,4 +1,5 @@
-//! The kinds of declarative nodes that do I/O, and so live with the worker.
+//! The kinds of nodes that do I/O of their own, and so live with the worker.
 
 pub(crate) mod http;
 mod surrogates;
+pub(crate) mod tools;

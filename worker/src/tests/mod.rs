@@ -9,3 +9,4 @@ mod path;
 mod queue;
 mod retries;
 mod stop;
+mod tools;

@@ -106,7 +106,13 @@ pub fn build(manifest: &Manifest, factory: &dyn NodeFactory) -> Result<Graph, Gr
             conditions.insert(index, condition(edge, text)?);
         }
     }
-    Ok(Graph { manifest: Arc::new(manifest.clone()), version: manifest.version(None), nodes, conditions })
+    Ok(Graph {
+        manifest: Arc::new(manifest.clone()),
+        version: manifest.version(None),
+        nodes,
+        tools: HashMap::new(),
+        conditions,
+    })
 }
 
 fn node(manifest: &Manifest, spec: &NodeSpec, factory: &dyn NodeFactory) -> Result<Arc<dyn Node>, GraphError> {

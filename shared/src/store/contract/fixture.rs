@@ -289,6 +289,7 @@ pub(super) fn manifest_in_pool(name: &str, pool: &str) -> Manifest {
 pub(super) fn graph(manifest: Manifest) -> Graph {
     let version = manifest.version(None);
     Graph {
+        tools: std::collections::HashMap::new(),
         manifest: Arc::new(manifest),
         version,
         nodes: std::collections::HashMap::new(),

@@ -171,10 +171,7 @@ pub async fn a_decision_ends_the_doubt(store: Arc<dyn Store>) {
         call: Some(over("c1").call),
         ..Question::new(QuestionKind::Outcome, "first", "outcome:c1:1".to_owned(), "threadgate:tool_outcome_unknown")
     };
-    let decided = |result: Option<CallResult>| Intent {
-        wish: Wish::Decided { interrupt_id: question.id.clone(), result },
-        ..over("c1")
-    };
+    let decided = |result: Option<CallResult>| Intent { wish: Wish::Decided(result), ..over("c1") };
     let early = begin(&world, &lease, decided(None)).await;
     assert!(matches!(early, Begun::InDoubt { .. }), "nobody was asked yet: {early:?}");
     let outcome = crate::graph::node::Outcome { questions: vec![question.clone()], ..Default::default() };

@@ -76,11 +76,10 @@ impl Tables {
     }
 
     fn is_decided(&self, key: ThreadKey, intent: &Intent, entry: Option<&Entry>) -> bool {
-        let Wish::Decided { interrupt_id, .. } = &intent.wish else { return false };
+        let Wish::Decided(_) = &intent.wish else { return false };
         let mut rows = self.interrupts.iter().filter(|row| row.thread == key).map(|row| &row.record);
         rows.any(|record| {
-            record.question.id == *interrupt_id
-                && record.question.kind == QuestionKind::Outcome
+            record.question.kind == QuestionKind::Outcome
                 && record.question.call.as_ref().is_some_and(|asked| is_same(asked, &intent.call))
                 && matches!(record.status, InterruptStatus::Answered | InterruptStatus::Expired)
                 && entry.and_then(|entry| entry.row.started_at).is_none_or(|started| record.created_at >= started)

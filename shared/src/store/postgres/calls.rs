@@ -9,7 +9,7 @@ use super::error::{Doing, corrupt, repeated};
 use super::rows::{parsed, text_of};
 use crate::domain::{CallResult, CallStatus, Effect, LeaseToken, MessageId, RunId, Scope, StepId, ThreadId};
 use crate::store::ledger::{self, Entry, Facts};
-use crate::store::{Begun, CallKey, Finished, Intent, Ledger, StoreError, Time, ToolExecution, Wish};
+use crate::store::{Begun, CallKey, Finished, Intent, Ledger, StoreError, Time, ToolExecution};
 
 const BEGINNING: &str = "write down tool calls";
 const FINISHING: &str = "store a tool's result";
@@ -112,7 +112,7 @@ impl PgStore {
 struct Known {
     row: Option<Row>,
     approval: Option<String>,
-    /// When the question was asked that the intent says was answered.
+    /// When the newest question about its outcome was asked that was answered.
     decided_at: Option<Time>,
 }
 
@@ -121,13 +121,6 @@ async fn known(tx: &mut Transaction<'_, Postgres>, thread: i64, intents: &[Inten
     let messages: Vec<&str> = intents.iter().map(|intent| intent.call.message_id.text.as_str()).collect();
     let calls: Vec<&str> = intents.iter().map(|intent| intent.call.call_id.as_str()).collect();
     let hashes: Vec<&str> = intents.iter().map(|intent| intent.call.arguments_hash.as_str()).collect();
-    let decisions: Vec<Option<&str>> = intents
-        .iter()
-        .map(|intent| match &intent.wish {
-            Wish::Decided { interrupt_id, .. } => Some(interrupt_id.as_str()),
-            Wish::Run | Wish::Record(_) => None,
-        })
-        .collect();
     let rows: Vec<Row> = sqlx::query_as(concat!(
         "select ",
         columns!(),
@@ -146,16 +139,16 @@ async fn known(tx: &mut Transaction<'_, Postgres>, thread: i64, intents: &[Inten
                   where i.thread_key = $1 and i.message_id = u.message_id and i.call_id = u.call_id and i.kind = 'gate'
                     and i.approved_hash = u.hash order by i.answered_at desc limit 1),
                 (select i.created_at from interrupt i
-                  where i.id = u.decision and i.thread_key = $1 and i.message_id = u.message_id
-                    and i.call_id = u.call_id and i.kind = 'outcome' and i.status in ('answered', 'expired'))
-           from unnest($2::text[], $3::text[], $4::text[], $5::text[]) with ordinality
-             as u (message_id, call_id, hash, decision, i) order by u.i",
+                  where i.thread_key = $1 and i.message_id = u.message_id and i.call_id = u.call_id
+                    and i.kind = 'outcome' and i.status in ('answered', 'expired')
+                  order by i.created_at desc limit 1)
+           from unnest($2::text[], $3::text[], $4::text[]) with ordinality as u (message_id, call_id, hash, i)
+          order by u.i",
     )
     .bind(thread)
     .bind(&messages)
     .bind(&calls)
     .bind(hashes)
-    .bind(decisions)
     .fetch_all(&mut **tx)
     .await
     .doing(BEGINNING)?;

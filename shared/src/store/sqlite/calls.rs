@@ -67,7 +67,7 @@ async fn begin(
     let found = find(db, thread, &call.message_id, &call.call_id).await?;
     let approval = approval(db, thread, call).await?;
     let decided_at = match &intent.wish {
-        Wish::Decided { interrupt_id, .. } => decided_at(db, thread, call, interrupt_id).await?,
+        Wish::Decided(_) => decided_at(db, thread, call).await?,
         Wish::Run | Wish::Record(_) => None,
     };
     let started_at = found.as_ref().and_then(|entry| entry.row.started_at);
@@ -106,19 +106,14 @@ async fn approval(db: &mut SqliteConnection, thread: ThreadKey, call: &CallRef) 
     row.map(|row| row.text("id")).transpose()
 }
 
-/// When the question was asked whose answer decided about this call.
-async fn decided_at(
-    db: &mut SqliteConnection,
-    thread: ThreadKey,
-    call: &CallRef,
-    question: &str,
-) -> Answer<Option<Time>> {
+/// When the newest question was asked whose answer decided about this call.
+async fn decided_at(db: &mut SqliteConnection, thread: ThreadKey, call: &CallRef) -> Answer<Option<Time>> {
     let row = sqlx::query(
         "select created_at from interrupt
-          where id = ?1 and thread_key = ?2 and message_id = ?3 and call_id = ?4 and kind = 'outcome'
-            and status in ('answered', 'expired')",
+          where thread_key = ?1 and message_id = ?2 and call_id = ?3 and kind = 'outcome'
+            and status in ('answered', 'expired')
+          order by created_at desc limit 1",
     )
-    .bind(question)
     .bind(thread.0)
     .bind(&call.message_id.text)
     .bind(&call.call_id)
