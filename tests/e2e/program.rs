@@ -204,3 +204,58 @@ async fn no_password_reaches_the_help_or_the_log() {
         assert!(!text.contains("hush"), "{text}");
     }
 }
+
+/// The commands of the README's "Tools and approvals": approve, deny, answer twice, answer late.
+#[tokio::test]
+async fn a_reader_approves_denies_and_answers_too_late() {
+    let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/refund.yaml");
+    let folder = tempfile::tempdir().unwrap();
+    let listen = format!("127.0.0.1:{}", ports::free_port());
+    let data = folder.path().join("data");
+    let arguments =
+        ["dev", "--graphs", examples.to_str().unwrap(), "--listen", &listen, "--data-dir", data.to_str().unwrap()];
+    let process = Process::threadgate(&arguments, &[]);
+    process.wait_for_log("Try it:").await;
+    let http = threadgate_tests::client::http();
+    let dev = Dev { process, base: format!("http://{listen}"), folder, http };
+    let code = |output: &Output| output.status.code().unwrap();
+    let paused = || {
+        let run = dev.command(&["run", "refund", "--input", "Refund order 7", "--json"]);
+        assert_eq!(code(&run), 5, "{}", stderr(&run));
+        let run: Value = serde_json::from_slice(&run.stdout).unwrap();
+        let list = dev.command(&["interrupts", "--run", run["run_id"].as_str().unwrap(), "--json"]);
+        let list: Value = serde_json::from_slice(&list.stdout).unwrap();
+        let question = &list["interrupts"][0];
+        assert_eq!(question["arguments"], serde_json::json!({"order": 7, "amount": 40}));
+        let text = |name: &str| question[name].as_str().unwrap().to_owned();
+        (text("id"), text("thread_id"))
+    };
+
+    let (approved, thread) = paused();
+    assert!(stdout(&dev.command(&["interrupts"])).contains(&format!("threadgate approve {approved}")));
+    let too_much = dev.command(&["approve", &approved, "--arguments", r#"{"order": 7, "amount": 400}"#]);
+    assert_eq!(code(&too_much), 3);
+    assert!(stderr(&too_much).contains("INTERRUPT_002"), "{}", stderr(&too_much));
+    let answered = dev.command(&["approve", &approved, "--arguments", r#"{"order": 7, "amount": 30}"#, "--json"]);
+    assert_eq!(code(&answered), 0, "{}", stderr(&answered));
+    let answered: Value = serde_json::from_slice(&answered.stdout).unwrap();
+    let wait = format!("{}/v1/runs/{}/wait?timeout=30", dev.base, answered["run_id"].as_str().unwrap());
+    let run: Value = dev.http.get(wait).send().await.unwrap().json().await.unwrap();
+    assert_eq!(run["status"], "completed", "{run}");
+    let context = run["state"]["context"].to_string();
+    assert!(context.contains(r#""refunded":true"#) && context.contains(r#""amount":30"#), "{context}");
+    let twice = dev.command(&["approve", &approved]);
+    assert_eq!(code(&twice), 3);
+    assert!(stderr(&twice).contains("INTERRUPT_001"), "{}", stderr(&twice));
+    assert!(!thread.is_empty());
+
+    let (denied, _) = paused();
+    assert_eq!(code(&dev.command(&["deny", &denied, "--comment", "not today"])), 0);
+
+    let (late, thread) = paused();
+    assert_eq!(code(&dev.command(&["stop", "--thread", &thread])), 0);
+    assert_eq!(code(&dev.command(&["approve", &late])), 3);
+    let shown = stdout(&dev.command(&["interrupts", &late]));
+    assert!(shown.contains("cancelled"), "{shown}");
+    assert_eq!(stdout(&dev.command(&["interrupts"])).trim(), "Nothing waits for an answer.");
+}

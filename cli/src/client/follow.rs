@@ -137,7 +137,13 @@ pub(super) fn said(message: &Value, paint: Paint) -> String {
 
 fn text_of(message: &Value) -> String {
     let blocks = message["content"].as_array().into_iter().flatten();
-    blocks.map(|block| if block["type"] == "text" { shown(&block["text"]) } else { block.to_string() }).collect()
+    let text = |block: &Value| match block["type"].as_str() {
+        Some("text") => shown(&block["text"]),
+        Some("tool_result") => shown(&block["output"]),
+        Some("error") => String::new(), // The failed result beside it says the same.
+        _ => block.to_string(),
+    };
+    blocks.map(text).collect()
 }
 
 /// Cuts server-sent events out of a stream of bytes.

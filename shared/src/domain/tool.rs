@@ -76,6 +76,9 @@ pub struct ToolSpec {
     /// The canonical answer when that time is over, usually `{"outcome": "denied"}`; `None` = none.
     #[serde(default)]
     pub on_expiry: Option<Json>,
+    /// How it runs, where a document declares it; null for code.
+    #[serde(default, skip_serializing_if = "Json::is_null")]
+    pub run: Json,
 }
 
 /// What happens if a tool is called twice with the same arguments.
@@ -168,6 +171,7 @@ impl ToolSpec {
             approvers: Vec::new(),
             expires_in: None,
             on_expiry: None,
+            run: Json::Null,
         }
     }
 

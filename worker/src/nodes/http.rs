@@ -19,14 +19,15 @@
 
 mod reply;
 mod request;
+mod tool;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use threadgate_shared::config::Secret;
-use threadgate_shared::graph::declarative::{HttpMessages, HttpSpec, NodeFactory};
-use threadgate_shared::graph::{GraphError, IdKind, Node, NodeContext, NodeError, Outcome};
+use threadgate_shared::graph::declarative::{HttpMessages, HttpSpec, HttpToolSpec, NodeFactory, Ordered};
+use threadgate_shared::graph::{GraphError, IdKind, Node, NodeContext, NodeError, Outcome, Tool};
 
 use crate::config::HttpConfig;
 
@@ -75,7 +76,7 @@ impl NodeFactory for HttpNodes {
         Ok(Arc::new(HttpNode {
             client: self.client.clone(),
             url: spec.url.parse().map_err(|error| wrong(format!("'{}' is no URL: {error}", spec.url)))?,
-            headers: headers(&spec).map_err(wrong)?,
+            headers: headers(pairs(&spec.headers), pairs(&spec.header_env)).map_err(wrong)?,
             idempotency_header: header_name(&spec.idempotency_header).map_err(wrong)?,
             secret,
             messages: spec.messages,
@@ -83,6 +84,11 @@ impl NodeFactory for HttpNodes {
             bytes_max: self.output_bytes_max.min(own_max),
             ids,
         }))
+    }
+
+    fn tool(&self, name: &str, spec: HttpToolSpec) -> Result<Arc<dyn Tool>, GraphError> {
+        let wrong = |why| GraphError { code: "GRAPH_000", message: format!("http tool '{name}': {why}") };
+        self.make_tool(&spec).map_err(wrong)
     }
 }
 
@@ -114,7 +120,7 @@ impl Node for HttpNode {
 impl HttpNode {
     async fn exchange(&self, ctx: &NodeContext) -> Result<Outcome, NodeError> {
         let request = request::build(self, ctx, chrono::Utc::now().timestamp());
-        let response = request.send().await.map_err(|error| NodeError::transient(self.unreachable(&error)))?;
+        let response = request.send().await.map_err(|error| NodeError::transient(unreachable(&self.url, &error)))?;
         let status = response.status();
         let body = reply::read(response, self.bytes_max).await?;
         if !status.is_success() {
@@ -122,25 +128,33 @@ impl HttpNode {
         }
         reply::parse(&body, self.schema.as_ref(), self.ids)?.into_result(ctx)
     }
-
-    /// Why the service was not reached, without what a URL may carry in secret.
-    fn unreachable(&self, error: &reqwest::Error) -> String {
-        let host = self.url.host_str().unwrap_or_default();
-        let what = if error.is_connect() { "could not be reached" } else { "did not reply" };
-        let mut cause: &dyn std::error::Error = error;
-        while let Some(source) = cause.source() {
-            cause = source;
-        }
-        format!("the service at {host} {what}: {cause}")
-    }
 }
 
-fn headers(spec: &HttpSpec) -> Result<HeaderMap, String> {
+/// Why a service was not reached, without what a URL may carry in secret.
+fn unreachable(url: &reqwest::Url, error: &reqwest::Error) -> String {
+    let host = url.host_str().unwrap_or_default();
+    let what = if error.is_connect() { "could not be reached" } else { "did not reply" };
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    format!("the service at {host} {what}: {cause}")
+}
+
+fn pairs(ordered: &Ordered<String>) -> impl Iterator<Item = (&String, &String)> {
+    ordered.0.iter().map(|(name, value)| (name, value))
+}
+
+/// The headers as they are, and those whose values the worker's environment has.
+fn headers<'a>(
+    plain: impl IntoIterator<Item = (&'a String, &'a String)>,
+    from_environment: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
-    for (name, value) in &spec.headers.0 {
+    for (name, value) in plain {
         headers.insert(header_name(name)?, header_value(name, value)?);
     }
-    for (name, variable) in &spec.header_env.0 {
+    for (name, variable) in from_environment {
         let mut value = header_value(name, &environment(variable)?)?;
         value.set_sensitive(true);
         headers.insert(header_name(name)?, value);

@@ -183,7 +183,7 @@ impl ToolsNode {
         let Some(code) = self.set.code(&call.tool) else {
             return Ended::failed("This program has no code for the tool; deploy a worker that has.");
         };
-        let ctx = self.context(call, attempt);
+        let ctx = self.context(intent, attempt);
         let cancelled = ctx.cancelled.clone();
         let work = AssertUnwindSafe(code.call(ctx, call.arguments.clone())).catch_unwind();
         match tokio::time::timeout(intent.timeout, work).await {
@@ -209,7 +209,8 @@ impl ToolsNode {
         }
     }
 
-    fn context(&self, call: &CallRef, attempt: i16) -> ToolContext {
+    fn context(&self, intent: &Intent, attempt: i16) -> ToolContext {
+        let call = &intent.call;
         let key = |position: usize| format!("tool:{}:{position}", call.call_id);
         let meta = &self.ctx.state.execution_meta;
         let answers = (0..).map_while(|position| answer_to(meta, &key(position)).cloned()).collect();
@@ -221,6 +222,7 @@ impl ToolsNode {
             caller: self.ctx.caller.clone(),
             idempotency_key: CallKey::idempotency_key(self.ctx.thread_id.as_str(), call),
             attempt,
+            timeout: intent.timeout,
             cancelled: self.ctx.cancelled.child_token(),
             answers: Arc::new(answers),
             asked: Arc::default(),

@@ -10,9 +10,10 @@ use super::scripted::ScriptedSpec;
 use super::set::SetSpec;
 use super::source::{Source, step};
 use super::template::Template;
+use super::tools::ToolsDoc;
 use crate::domain::state::ENGINE_FIELDS;
 use crate::domain::{Json, JsonMap, PoolName};
-use crate::graph::builder::{About, problems, unreachable_nodes};
+use crate::graph::builder::{About, Problem, problems, unreachable_nodes};
 use crate::graph::expression::{Expression, ExpressionError, Place as In, suggestion};
 use crate::graph::reply::message_of;
 use crate::graph::{END, EdgeSpec, FieldSpec, Manifest, NodePolicy, NodeSpec, RetryPolicy, START};
@@ -159,7 +160,9 @@ impl<'a> Compiler<'a> {
         let spec = Json::Object(spec);
         let common: Option<NodeCommon> = self.part(&pointer, &Json::Object(common));
         let kind = common.as_ref().map(|common| common.kind.clone()).unwrap_or_default();
+        let mut spec = spec;
         match kind.as_str() {
+            "tools" => spec = self.tools(&pointer, name, spec),
             "http" => self.http(&pointer, &spec),
             "set" => self.set(&pointer, &spec),
             _ => self.scripted(&pointer, name, &spec),
@@ -176,6 +179,21 @@ impl<'a> Compiler<'a> {
                 None
             }
         }
+    }
+
+    /// The manifest's form of a `tools` node, which introspection and admission read.
+    fn tools(&mut self, pointer: &str, node: &str, doc: Json) -> Json {
+        let Some(doc) = self.part::<ToolsDoc>(pointer, &doc) else { return doc };
+        let (spec, wrong) = doc.into_spec();
+        for (index, message) in wrong {
+            self.wrong_at(self.source.place(&format!("{pointer}/tools/{index}")), &message);
+        }
+        for (index, tool) in spec.tools.iter().enumerate() {
+            let Some(target) = &tool.handoff else { continue };
+            self.node_name(&format!("{pointer}/tools/{index}/handoff"), target, true);
+            self.jumps.push(edge(node, Some(target.clone())));
+        }
+        serde_json::to_value(spec).expect("a spec has string keys")
     }
 
     fn http(&mut self, pointer: &str, spec: &Json) {
@@ -303,7 +321,9 @@ impl<'a> Compiler<'a> {
 
     /// What concerns the graph as a whole; unknown names were found before, with their places.
     fn whole(&mut self, manifest: &Manifest) {
-        for problem in problems(manifest).into_iter().filter(|problem| problem.error.code != "GRAPH_004") {
+        // Targets that are no nodes have been found with their own places.
+        let is_new = |problem: &Problem| !matches!(problem.error.code, "GRAPH_004" | "GRAPH_007");
+        for problem in problems(manifest).into_iter().filter(is_new) {
             let pointer = match problem.about {
                 About::Name => "/name".to_owned(),
                 About::Entry if manifest.nodes.is_empty() => "/nodes".to_owned(),

@@ -10,6 +10,7 @@ mod scripted;
 mod set;
 mod source;
 mod template;
+mod tools;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,11 +24,14 @@ pub use scripted::{FailureSpec, QuestionSpec, ReplySpec, ScriptedNode, ScriptedS
 pub use set::{SetNode, SetSpec};
 pub use source::DOCUMENT_BYTES_MAX;
 pub use template::Template;
+pub use tools::{GuardDoc, HttpToolSpec, OnExpiry, ToolDoc, ToolRun, ToolsDoc};
 
+use super::builder::TOOLS;
 use super::expression::{Expression, ExpressionError, Facts, Place as In};
-use super::{Condition, EdgeSpec, Graph, GraphError, IdKind, Manifest, Node, NodeSpec};
-use crate::domain::Json;
+use super::{Condition, EdgeSpec, Graph, GraphError, IdKind, Manifest, Node, NodeSpec, Tool, ToolSet};
+use crate::domain::{Json, ToolsSpec};
 use source::Source;
+use tools::CannedTool;
 
 /// Makes the nodes whose code is not here: what does I/O belongs to the worker.
 pub trait NodeFactory: Send + Sync {
@@ -36,6 +40,12 @@ pub trait NodeFactory: Send + Sync {
     /// # Errors
     /// `GRAPH_000` if this program cannot run it, for instance without the secret it names.
     fn http(&self, name: &str, ids: IdKind, spec: HttpSpec) -> Result<Arc<dyn Node>, GraphError>;
+
+    /// The tool called `name` behind HTTP.
+    ///
+    /// # Errors
+    /// The same.
+    fn tool(&self, name: &str, spec: HttpToolSpec) -> Result<Arc<dyn Tool>, GraphError>;
 }
 
 /// What reading a document gave.
@@ -96,8 +106,12 @@ pub fn check(path: &Path) -> Vec<Finding> {
 /// # Errors
 /// `GRAPH_000` for a kind this program does not know, or a spec or expression it cannot read.
 pub fn build(manifest: &Manifest, factory: &dyn NodeFactory) -> Result<Graph, GraphError> {
-    let mut nodes = HashMap::new();
+    let (mut nodes, mut tools) = (HashMap::new(), HashMap::new());
     for spec in &manifest.nodes {
+        if spec.kind == TOOLS {
+            tools.insert(spec.name.clone(), Arc::new(tool_set(manifest, spec, factory)?));
+            continue;
+        }
         nodes.insert(spec.name.clone(), node(manifest, spec, factory)?);
     }
     let mut conditions = HashMap::new();
@@ -106,20 +120,33 @@ pub fn build(manifest: &Manifest, factory: &dyn NodeFactory) -> Result<Graph, Gr
             conditions.insert(index, condition(edge, text)?);
         }
     }
-    Ok(Graph {
-        manifest: Arc::new(manifest.clone()),
-        version: manifest.version(None),
-        nodes,
-        tools: HashMap::new(),
-        conditions,
-    })
+    Ok(Graph { manifest: Arc::new(manifest.clone()), version: manifest.version(None), nodes, tools, conditions })
+}
+
+fn unreadable(manifest: &Manifest, node: &str, why: &str) -> GraphError {
+    let message = format!("node '{node}' of graph '{}': {why}; check the graph and push it anew", manifest.name);
+    GraphError { code: "GRAPH_000", message }
+}
+
+fn tool_set(manifest: &Manifest, node: &NodeSpec, factory: &dyn NodeFactory) -> Result<ToolSet, GraphError> {
+    let wrong = |why: String| unreadable(manifest, &node.name, &why);
+    let spec: ToolsSpec = parsed(&node.spec).map_err(wrong)?;
+    let mut set = ToolSet::new().guard(spec.guard).concurrency(spec.concurrency);
+    for tool in spec.tools {
+        set = match parsed::<Option<ToolRun>>(&tool.run).map_err(wrong)? {
+            Some(ToolRun::Returns(output)) => set.tool(tool, CannedTool(output)),
+            Some(ToolRun::Http(http)) => {
+                let code = factory.tool(&tool.name, http)?;
+                set.shared(tool, code)
+            }
+            None => set.declared(tool),
+        };
+    }
+    Ok(set)
 }
 
 fn node(manifest: &Manifest, spec: &NodeSpec, factory: &dyn NodeFactory) -> Result<Arc<dyn Node>, GraphError> {
-    let unreadable = |why: String| GraphError {
-        code: "GRAPH_000",
-        message: format!("node '{}' of graph '{}': {why}; check the graph and push it anew", spec.name, manifest.name),
-    };
+    let unreadable = |why: String| unreadable(manifest, &spec.name, &why);
     let expression = |(place, error): (String, ExpressionError)| unreadable(format!("{place}: {}", error.message));
     match spec.kind.as_str() {
         "http" => factory.http(&spec.name, manifest.ids, parsed(&spec.spec).map_err(unreadable)?),

@@ -12,11 +12,12 @@ use super::http::{HttpSpec, URL_PATTERN};
 use super::scripted::ScriptedSpec;
 use super::set::SetSpec;
 use super::source::{Source, step};
+use super::tools::ToolsDoc;
 use crate::domain::{Json, JsonMap};
 use crate::graph::expression::suggestion;
 
 /// The kinds of declarative nodes.
-pub const KINDS: [&str; 3] = ["http", "set", "scripted"];
+pub const KINDS: [&str; 4] = ["http", "set", "scripted", "tools"];
 
 /// The published schema; editors complete and check documents with it.
 #[must_use]
@@ -94,6 +95,7 @@ fn node_schema(kind: &str) -> Json {
     let mut spec = match kind {
         "http" => schema_of::<HttpSpec>(),
         "set" => schema_of::<SetSpec>(),
+        "tools" => schema_of::<ToolsDoc>(),
         _ => schema_of::<ScriptedSpec>(),
     };
     let common = schema_of::<NodeCommon>();

@@ -13,6 +13,10 @@ impl NodeFactory for NoHttp {
     fn http(&self, name: &str, _: IdKind, _: HttpSpec) -> Result<Arc<dyn Node>, GraphError> {
         Err(GraphError { code: "GRAPH_000", message: format!("'{name}' needs a worker") })
     }
+
+    fn tool(&self, name: &str, _: HttpToolSpec) -> Result<Arc<dyn Tool>, GraphError> {
+        Err(GraphError { code: "GRAPH_000", message: format!("'{name}' needs a worker") })
+    }
 }
 
 pub(super) fn examples() -> PathBuf {
@@ -378,4 +382,53 @@ fn a_manifest_of_another_program_is_refused_with_its_reason() {
     manifest.nodes[0].kind = "set".to_owned();
     manifest.edges[1].condition = Some("1 +".to_owned());
     assert_eq!(build(&manifest, &NoHttp).unwrap_err().code, "GRAPH_000");
+}
+
+/// A document whose node `t` has these tools.
+fn with_tools(tools: &str) -> String {
+    format!(
+        "name: g\nentry: t\nnodes:\n  t:\n    kind: tools\n    tools:\n{tools}edges: [{{ from: t, to: __end__ }}]\n"
+    )
+}
+
+#[test]
+fn mistakes_about_tools_have_their_place() {
+    let found = |tools: &str| findings(&with_tools(tools));
+
+    assert_eq!(found("      - { name: a, returns: 1 }\n"), [""; 0]);
+    for (tools, place, part) in [
+        ("      - { name: a }\n", "7:9", "in 0 ways"),
+        ("      - { name: a, returns: 1, remote: true }\n", "7:9", "in 2 ways"),
+        ("      - { name: a, handoff: nowhere }\n", "7:29", "'nowhere', which is not a node"),
+        ("      - { name: a, retuns: 1 }\n", "7:20", "did you mean 'returns'"),
+        ("      - { name: a b, returns: 1 }\n", "4:3", "cannot name a tool"),
+        ("      - { name: a, returns: 1, parameters: { type: 5 } }\n", "", "JSON Schema"),
+        ("      - { name: a, returns: 1, timeout: 5 }\n", "", "timeout"),
+    ] {
+        let found = found(tools);
+        assert_eq!(found.len(), 1, "{tools}{found:?}");
+        assert!(found[0].starts_with(place) && found[0].contains(part), "{found:?}");
+    }
+}
+
+#[test]
+fn tools_of_a_document_become_tools_of_the_manifest() {
+    let tools =
+        "      - { name: pay, effect: once, timeout: 2s, expires_in: 1h, on_expiry: denied, returns: { paid: true } }
+      - { name: locate, remote: true }
+      - { name: transfer_to_end, handoff: __end__ }
+    guard: { enabled: true, require_approval: [pay], approval_prompts: { pay: 'Really?' } }
+    concurrency: 2
+";
+    let graph = graph(&with_tools(tools));
+
+    let set = &graph.tools["t"];
+    let pay = set.spec().tool("pay").unwrap();
+    assert_eq!((pay.effect, pay.timeout), (crate::domain::Effect::Once, Some(std::time::Duration::from_secs(2))));
+    assert_eq!(pay.on_expiry, Some(json!({"outcome": "denied"})));
+    assert!(set.code("pay").is_some() && set.code("locate").is_none());
+    assert_eq!((set.spec().concurrency, set.spec().guard.enabled), (2, true));
+    assert!(crate::graph::tools::guard::is_gated(set.spec(), pay));
+    let of_manifest: ToolsSpec = serde_json::from_value(graph.manifest.nodes[0].spec.clone()).unwrap();
+    assert_eq!(&of_manifest, set.spec(), "what admission reads is what runs");
 }

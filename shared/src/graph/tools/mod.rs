@@ -45,6 +45,8 @@ pub struct ToolContext {
     pub idempotency_key: String,
     /// From 1; more where the tool was started before.
     pub attempt: i16,
+    /// How long the call may take.
+    pub timeout: std::time::Duration,
     /// Cancelled on a stop, a lost lease, a passed deadline or the end of the worker's grace.
     pub cancelled: CancellationToken,
     /// Answers given so far to this call's questions, in order.
@@ -107,10 +109,8 @@ impl ToolSet {
 
     /// Adds a tool that takes any JSON that satisfies its spec's `parameters`.
     #[must_use]
-    pub fn tool(mut self, spec: ToolSpec, tool: impl Tool + 'static) -> Self {
-        self.code.insert(spec.name.clone(), Arc::new(tool));
-        self.spec.tools.push(spec);
-        self
+    pub fn tool(self, spec: ToolSpec, tool: impl Tool + 'static) -> Self {
+        self.shared(spec, Arc::new(tool))
     }
 
     /// Adds an async function whose arguments are read from JSON; their schema becomes the spec's.
@@ -129,19 +129,32 @@ impl ToolSet {
         self.tool(spec, Function { function, arguments: std::marker::PhantomData })
     }
 
+    /// Adds a tool whose code is shared with others.
+    #[must_use]
+    pub fn shared(mut self, spec: ToolSpec, tool: Arc<dyn Tool>) -> Self {
+        self.code.insert(spec.name.clone(), tool);
+        self.spec.tools.push(spec);
+        self
+    }
+
+    /// Adds a tool that has no code here: the client runs it, or it hands over.
+    #[must_use]
+    pub fn declared(mut self, spec: ToolSpec) -> Self {
+        self.spec.tools.push(spec);
+        self
+    }
+
     /// Adds a tool that the client runs.
     #[must_use]
-    pub fn remote(mut self, spec: ToolSpec) -> Self {
-        self.spec.tools.push(ToolSpec { remote: true, ..spec });
-        self
+    pub fn remote(self, spec: ToolSpec) -> Self {
+        self.declared(ToolSpec { remote: true, ..spec })
     }
 
     /// Adds `transfer_to_<node>`, whose call goes on at that node.
     #[must_use]
-    pub fn handoff(mut self, node: &str) -> Self {
+    pub fn handoff(self, node: &str) -> Self {
         let name = format!("transfer_to_{node}");
-        self.spec.tools.push(ToolSpec { handoff: Some(node.to_owned()), ..ToolSpec::named(&name) });
-        self
+        self.declared(ToolSpec { handoff: Some(node.to_owned()), ..ToolSpec::named(&name) })
     }
 
     /// Says which tools need an approval.

@@ -32,9 +32,9 @@ struct Body<'a> {
 }
 
 #[derive(Serialize)]
-struct Caller<'a> {
-    tenant: &'a str,
-    user: &'a str,
+pub(super) struct Caller<'a> {
+    pub tenant: &'a str,
+    pub user: &'a str,
 }
 
 /// The request for one attempt, signed at `now`, in UNIX seconds.
