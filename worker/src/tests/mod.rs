@@ -3,6 +3,7 @@
 mod deadlines;
 mod drain;
 mod faults;
+mod hostile;
 mod leases;
 mod outputs;
 mod path;
