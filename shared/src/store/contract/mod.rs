@@ -16,6 +16,7 @@ pub mod dispatching;
 pub mod graphs;
 pub mod leasing;
 pub mod ledger;
+pub mod racing;
 pub mod resuming;
 pub mod stepping;
 pub mod stopping;
@@ -123,6 +124,12 @@ macro_rules! store_contract {
                 a_lost_lease_starts_no_call
                 a_call_belongs_to_its_message
             }
+            racing {
+                of_two_answers_at_once_one_counts
+                of_an_answer_and_a_stop_at_once_one_counts
+                of_an_answer_and_an_expiry_at_once_one_counts
+                of_two_results_at_once_one_counts
+            }
             resuming {
                 a_question_pauses_the_run
                 an_answer_makes_a_run_that_resumes_the_paused_one
@@ -228,6 +235,7 @@ mod tests {
             include_str!("graphs.rs"),
             include_str!("leasing.rs"),
             include_str!("ledger.rs"),
+            include_str!("racing.rs"),
             include_str!("resuming.rs"),
             include_str!("stepping.rs"),
             include_str!("stopping.rs"),
