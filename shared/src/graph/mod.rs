@@ -17,6 +17,8 @@ pub mod said;
 pub mod tools;
 #[cfg(test)]
 mod vectors;
+#[cfg(test)]
+mod vectors_answers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
