@@ -5,9 +5,10 @@ use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use threadgate_shared::domain::{Json, Message, Role, RunId, ThreadState};
+use threadgate_shared::domain::{Effect, Guard, Json, Message, Role, RunId, ThreadState, ToolSpec};
 use threadgate_shared::graph::{
-    FieldSpec, Graph, GraphError, IdKind, NodeContext, NodeError, NodePolicy, Patch, Reducer, RetryPolicy,
+    FieldSpec, Graph, GraphError, IdKind, NodeContext, NodeError, NodePolicy, Patch, Reducer, RetryPolicy, ToolContext,
+    ToolError, ToolSet,
 };
 
 /// The text of the newest user message of the context; empty if there is none.
@@ -200,11 +201,16 @@ fn record_start(ctx: &NodeContext) {
     let mut starts = STARTS.lock().expect("nobody panics while holding it");
     *starts.entry((ctx.run_id(), ctx.node.clone())).or_default() += 1;
     drop(starts);
-    // A file that several processes append to, where a story watches real processes.
+    record(&ctx.step.run_id.to_string(), &ctx.node, ctx.attempt);
+}
+
+/// Writes what was started into a file that several processes append to, where a story watches real
+/// processes.
+fn record(whose: &str, what: &str, attempt: impl std::fmt::Display) {
     if let Some(path) = std::env::var_os("THREADGATE_FIXTURE_STARTS") {
         use std::io::Write;
         // One write per line: several processes append, and pieces of lines must not mix.
-        let line = format!("{} {} {} {}\n", ctx.step.run_id, ctx.node, ctx.attempt, std::process::id());
+        let line = format!("{whose} {what} {attempt} {}\n", std::process::id());
         if let Ok(mut file) = std::fs::File::options().create(true).append(true).open(path) {
             let _ = file.write_all(line.as_bytes());
         }
@@ -220,10 +226,52 @@ pub fn starts(run: RunId, node: &str) -> u32 {
     STARTS.lock().expect("nobody panics while holding it").get(&(run, node.to_owned())).copied().unwrap_or_default()
 }
 
+/// A desk whose model calls the tool that the user names: `pay` (gated, once), `once` or `repeat`
+/// (idempotent); the process dies inside the first call of the last two.
+///
+/// # Errors
+/// Never, unless the builder's rules change.
+pub fn desk() -> Result<Graph, GraphError> {
+    let model = async |ctx: NodeContext| {
+        let call = json!({"id": "call_1", "type": "function",
+            "function": {"name": last_text(&ctx.state), "arguments": r#"{"amount": 42}"#}});
+        Message { tools_calls: Some(vec![call]), ..Message::text(Role::Assistant, "") }
+    };
+    let spec = |name: &str, effect| ToolSpec { effect, timeout: Some(Duration::from_secs(2)), ..ToolSpec::named(name) };
+    let guard = Guard { enabled: true, require_approval: vec!["pay".to_owned()], ..Guard::default() };
+    let tools = ToolSet::new()
+        .function(spec("pay", Effect::Once), pay)
+        .function(spec("once", Effect::Once), die_first)
+        .function(spec("repeat", Effect::Idempotent), die_first)
+        .guard(guard);
+    Graph::builder("desk")
+        .node("model", model)
+        .tools("tools", tools)
+        .node("after", say_name)
+        .entry("model")
+        .edge("model", "tools")
+        .edge("tools", "after")
+        .edge("after", "__end__")
+        .build()
+}
+
+async fn pay(ctx: ToolContext, arguments: Value) -> Result<Value, ToolError> {
+    record(ctx.thread_id.as_str(), &ctx.idempotency_key, ctx.attempt);
+    Ok(json!({"paid": arguments["amount"]}))
+}
+
+async fn die_first(ctx: ToolContext, _: Value) -> Result<&'static str, ToolError> {
+    record(ctx.thread_id.as_str(), &ctx.idempotency_key, ctx.attempt);
+    if ctx.attempt == 1 {
+        std::process::abort();
+    }
+    Ok("done")
+}
+
 /// Every graph of the fixture program.
 ///
 /// # Errors
 /// Never, unless the builder's rules change.
 pub fn all() -> Result<Vec<Graph>, GraphError> {
-    Ok(vec![linear(IdKind::String, None)?, endless()?, line(3)?, line(20)?, trouble()?])
+    Ok(vec![linear(IdKind::String, None)?, endless()?, line(3)?, line(20)?, trouble()?, desk()?])
 }

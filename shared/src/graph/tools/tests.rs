@@ -84,7 +84,7 @@ fn calls_that_cannot_run_get_an_error_and_the_others_go_on() {
     );
 }
 
-/// Vectors gate-02 to gate-06.
+/// C42; vectors gate-02 to gate-06.
 #[test]
 fn only_tools_that_were_offered_run() {
     for (allowed, expected) in [
@@ -98,7 +98,7 @@ fn only_tools_that_were_offered_run() {
     }
 }
 
-/// Vectors gate-08, gate-09, gate-13, gate-14.
+/// C42; vectors gate-08, gate-09, gate-13, gate-14.
 #[test]
 fn only_a_declared_handoff_hands_over() {
     let hand = plan(&spec(), "tools", &state(vec![said(vec![call("1", "look", ""), call("2", "transfer_to_b", "")])]));
@@ -222,7 +222,7 @@ struct Look {
     at: u32,
 }
 
-/// Vectors gate-11, gate-15, gate-16, gate-20: mistakes are found when the graph is built.
+/// C42; vectors gate-11, gate-15, gate-16, gate-20: mistakes are found when the graph is built.
 #[test]
 fn tools_that_cannot_work_are_refused_with_the_graph() {
     let build = |tools: ToolSet| {
