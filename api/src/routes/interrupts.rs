@@ -12,6 +12,7 @@ use threadgate_shared::domain::{
     InterruptRecord, InterruptStatus, Json, JsonMap, Limits, QuestionKind, RunId, RunStatus,
 };
 use threadgate_shared::graph::admission::{Answer, Answerer, Given, RunInput};
+use threadgate_shared::graph::declarative::APPROVAL;
 use threadgate_shared::store::{InterruptCursor, InterruptFilter, NewRun};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
@@ -145,7 +146,7 @@ pub struct AnswerBody {
     /// "result"?}`, for a `remote` tool its output.
     #[schema(value_type = Option<Object>)]
     value: Option<Json>,
-    /// Of a gate: `approved` or `denied`.
+    /// Of a gate or an `approval` node: `approved` or `denied`.
     outcome: Option<String>,
     /// Of an approval, where the tool allows it: the arguments to run it with instead.
     #[schema(value_type = Option<Object>)]
@@ -164,11 +165,22 @@ impl FromFields for AnswerBody {
         let text = fields.to_text();
         Ok(Self {
             value: fields.take("value"),
-            outcome: fields.text("outcome")?,
+            outcome: outcome(&mut fields)?,
             arguments: fields.take("arguments").filter(|arguments| !arguments.is_null()),
             comment: fields.text("comment")?,
             text,
         })
+    }
+}
+
+fn outcome(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let outcome = fields.text("outcome")?;
+    match outcome.as_deref() {
+        None | Some("approved" | "denied") => Ok(outcome),
+        Some(_) => {
+            let msg = "Input should be 'approved' or 'denied'";
+            Err(ApiError::field(vec!["body".into(), "outcome".into()], "enum", msg))
+        }
     }
 }
 
@@ -182,6 +194,10 @@ impl AnswerBody {
             answer.extend(self.arguments.map(|arguments| ("arguments".to_owned(), arguments)));
             answer.extend(self.comment.clone().map(|comment| ("comment".to_owned(), comment.into())));
             Json::Object(answer)
+        } else if record.question.reason == APPROVAL && self.value.is_none() {
+            let approved = self.outcome.ok_or_else(|| missing("outcome"))? == "approved";
+            let reason = self.comment.clone().map(|comment| ("reason".to_owned(), comment.into()));
+            Json::Object([("approved".to_owned(), approved.into())].into_iter().chain(reason).collect())
         } else {
             self.value.ok_or_else(|| missing("value"))?
         };

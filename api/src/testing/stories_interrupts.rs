@@ -3,6 +3,7 @@
 use http::{Method, StatusCode};
 use serde_json::json;
 use threadgate_shared::domain::Json;
+use threadgate_shared::graph::{Graph, Interrupt, NodeContext};
 
 use super::{Stack, ask, new_run, run_body, user, with_json};
 
@@ -171,4 +172,33 @@ async fn a_stop_cancels_the_question_and_the_thread_goes_on_with_any_message() {
     assert_eq!(stack.get(&format!("/v1/interrupts/{id}")).await.json()["status"], "cancelled");
     let next = stack.post("/v1/runs", &new_run("ask_graph", "t1", "again")).await;
     assert_eq!(next.status, StatusCode::ACCEPTED, "{}", next.text());
+}
+
+/// An `approval` node is answered like a gate, or by its value.
+#[tokio::test]
+async fn a_decision_may_be_said_in_one_word() {
+    let decide = async |ctx: NodeContext| {
+        let schema =
+            json!({"type": "object", "required": ["approved"], "properties": {"approved": {"type": "boolean"}}});
+        let reason = "approval".to_owned();
+        let question = Interrupt { reason, response_schema: Some(schema), ..Interrupt::default() };
+        ctx.interrupt(question).map(|answer| format!("decided {answer}"))
+    };
+    let graph = Graph::builder("decide").node("ask", decide).entry("ask").edge("ask", "__end__").build().unwrap();
+    let stack = Stack::start(vec![graph]).await;
+    for (thread, body, said) in [
+        ("a", json!({"outcome": "approved"}), r#"decided {"approved":true}"#),
+        ("b", json!({"outcome": "denied", "comment": "no"}), r#"decided {"approved":false,"reason":"no"}"#),
+        ("c", json!({"value": {"approved": true}}), r#"decided {"approved":true}"#),
+    ] {
+        let id = paused(&stack, thread).await;
+        let wrong = answer(&stack, &id, &json!({"outcome": "yes"})).await;
+        assert_eq!(wrong.error(), (422, "VALIDATION_ERROR".to_owned()));
+
+        let run = answer(&stack, &id, &body).await.json()["run_id"].as_str().unwrap().to_owned();
+
+        stack.get(&format!("/v1/runs/{run}/wait?timeout=20")).await;
+        let texts = super::texts(&stack.state(thread).await["context"]);
+        assert_eq!(texts.last().map(String::as_str), Some(said));
+    }
 }

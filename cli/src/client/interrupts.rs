@@ -156,13 +156,16 @@ fn show(question: &Value) {
 pub(super) fn how_to_answer(question: &Value) -> String {
     let id = shown(&question["id"]);
     match question["kind"].as_str() {
+        Some("input") if question["reason"] == "approval" => {
+            format!("threadgate approve {id}    or    threadgate deny {id} --comment '…'")
+        }
         Some("gate") => format!("threadgate approve {id}    or    threadgate deny {id} --comment '…'"),
         Some("outcome") => format!(r#"threadgate answer {id} '{{"action":"retry"}}'    or done, failed"#),
         _ => format!("threadgate answer {id} '…'"),
     }
 }
 
-/// Lets a gated tool run.
+/// Lets a gated tool run, or says yes to an `approval` node.
 ///
 /// # Errors
 /// As the server says; [`Exit::Usage`] if the arguments are no JSON.
@@ -176,7 +179,7 @@ pub async fn approve(args: ApproveArgs) -> Result<(), Failure> {
     decide(&args.id, body, args.rest).await
 }
 
-/// Keeps a gated tool from running.
+/// Keeps a gated tool from running, or says no to an `approval` node.
 ///
 /// # Errors
 /// As the server says.

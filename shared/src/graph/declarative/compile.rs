@@ -2,6 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
+use super::approval::ApprovalSpec;
 use super::document::{Document, EdgeDoc, NodeCommon, NodeDoc};
 use super::finding::{Finding, Place};
 use super::http::HttpSpec;
@@ -163,6 +164,7 @@ impl<'a> Compiler<'a> {
         let mut spec = spec;
         match kind.as_str() {
             "tools" => spec = self.tools(&pointer, name, spec),
+            "approval" => self.approval(&pointer, name, &spec),
             "http" => self.http(&pointer, &spec),
             "set" => self.set(&pointer, &spec),
             _ => self.scripted(&pointer, name, &spec),
@@ -194,6 +196,27 @@ impl<'a> Compiler<'a> {
             self.jumps.push(edge(node, Some(target.clone())));
         }
         serde_json::to_value(spec).expect("a spec has string keys")
+    }
+
+    fn approval(&mut self, pointer: &str, node: &str, spec: &Json) {
+        let Some(spec) = self.part::<ApprovalSpec>(pointer, spec) else { return };
+        self.template(&format!("{pointer}/message"), &spec.message);
+        for (name, target) in [("approved", &spec.approved), ("denied", &spec.denied)] {
+            let Some(target) = target else { continue };
+            self.node_name(&format!("{pointer}/{name}"), target, true);
+            self.jumps.push(edge(node, Some(target.clone())));
+        }
+        if let Some(field) = &spec.field {
+            let place = format!("{pointer}/field");
+            if !self.fields.contains(field) {
+                let fix = suggestion(field, self.fields.iter().map(String::as_str));
+                self.wrong(
+                    &place,
+                    format!("the graph has no field '{field}'"),
+                    format!("{fix} or declare it under 'fields'"),
+                );
+            }
+        }
     }
 
     fn http(&mut self, pointer: &str, spec: &Json) {

@@ -1,6 +1,7 @@
 //! Graphs as documents: YAML or JSON, checked with places and fixes, turned into a manifest, and from
 //! a manifest into something that runs.
 
+mod approval;
 mod compile;
 mod document;
 mod finding;
@@ -16,6 +17,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use approval::{APPROVAL, ApprovalSpec};
 pub use document::{Document, EdgeDoc, FieldDoc, NodeCommon, NodeDoc, Ordered, RetryDoc, Span};
 pub use finding::{Finding, Place, Severity};
 pub use http::{HttpMessages, HttpMethod, HttpSpec};
@@ -30,6 +32,7 @@ use super::builder::TOOLS;
 use super::expression::{Expression, ExpressionError, Facts, Place as In};
 use super::{Condition, EdgeSpec, Graph, GraphError, IdKind, Manifest, Node, NodeSpec, Tool, ToolSet};
 use crate::domain::{Json, ToolsSpec};
+use approval::ApprovalNode;
 use source::Source;
 use tools::CannedTool;
 
@@ -150,6 +153,10 @@ fn node(manifest: &Manifest, spec: &NodeSpec, factory: &dyn NodeFactory) -> Resu
     let expression = |(place, error): (String, ExpressionError)| unreadable(format!("{place}: {}", error.message));
     match spec.kind.as_str() {
         "http" => factory.http(&spec.name, manifest.ids, parsed(&spec.spec).map_err(unreadable)?),
+        "approval" => {
+            let node = ApprovalNode::new(parsed(&spec.spec).map_err(unreadable)?);
+            Ok(Arc::new(node.map_err(expression)?))
+        }
         "set" => {
             let node = SetNode::new(&parsed(&spec.spec).map_err(unreadable)?, manifest.ids);
             Ok(Arc::new(node.map_err(expression)?))

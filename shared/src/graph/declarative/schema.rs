@@ -6,6 +6,7 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, ValidationError, Validator};
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 
+use super::approval::ApprovalSpec;
 use super::document::{Document, NodeCommon, SPAN_PATTERN};
 use super::finding::Finding;
 use super::http::{HttpSpec, URL_PATTERN};
@@ -17,7 +18,7 @@ use crate::domain::{Json, JsonMap};
 use crate::graph::expression::suggestion;
 
 /// The kinds of declarative nodes.
-pub const KINDS: [&str; 4] = ["http", "set", "scripted", "tools"];
+pub const KINDS: [&str; 5] = ["http", "set", "scripted", "tools", "approval"];
 
 /// The published schema; editors complete and check documents with it.
 #[must_use]
@@ -96,6 +97,7 @@ fn node_schema(kind: &str) -> Json {
         "http" => schema_of::<HttpSpec>(),
         "set" => schema_of::<SetSpec>(),
         "tools" => schema_of::<ToolsDoc>(),
+        "approval" => schema_of::<ApprovalSpec>(),
         _ => schema_of::<ScriptedSpec>(),
     };
     let common = schema_of::<NodeCommon>();

@@ -432,3 +432,51 @@ fn tools_of_a_document_become_tools_of_the_manifest() {
     let of_manifest: ToolsSpec = serde_json::from_value(graph.manifest.nodes[0].spec.clone()).unwrap();
     assert_eq!(&of_manifest, set.spec(), "what admission reads is what runs");
 }
+
+#[test]
+fn an_approval_node_goes_on_by_the_decision() {
+    let text = "name: g
+fields: { decision: {}, amount: { default: 42 } }
+entry: ask
+nodes:
+  ask: { kind: approval, message: 'Pay {{ state.amount }}?', approved: pay, field: decision, expires_in: 1h, on_expiry: denied }
+  pay: { kind: scripted, replies: [{ say: paid }] }
+edges: [{ from: pay, to: __end__ }, { from: ask, to: __end__ }]
+";
+    for (answer, last) in
+        [(json!({"approved": true}), "assistant:paid"), (json!({"approved": false, "reason": "no"}), "user:hi")]
+    {
+        let mut thread = crate::graph::rehearsal::Rehearsal::of(graph(text));
+        assert_eq!(thread.say("hi"), crate::graph::rehearsal::Ended::Interrupted);
+        let question = &thread.open[0].question;
+        assert_eq!((question.message.as_deref(), question.reason.as_str()), (Some("Pay 42?"), "approval"));
+        assert_eq!(question.on_expiry, Some(json!({"approved": false})));
+        let resume = |answer: Json| crate::graph::admission::RunInput { resume: Some(answer), ..Default::default() };
+        for wrong in [json!(true), json!({"approved": "yes"}), json!(null)] {
+            assert!(thread.admit(&resume(wrong)).is_err(), "only the boolean decides");
+        }
+
+        let ended = thread.invoke(resume(answer.clone())).unwrap();
+
+        assert_eq!(ended, crate::graph::rehearsal::Ended::Completed);
+        assert_eq!(thread.texts().last().map(String::as_str), Some(last));
+        assert_eq!(thread.state.as_ref().unwrap().fields["decision"], answer);
+    }
+}
+
+#[test]
+fn mistakes_about_an_approval_have_their_place() {
+    let with = |more: &str| {
+        format!(
+            "name: g\nentry: a\nnodes:\n  a: {{ kind: approval, message: 'x', {more} }}\nedges: [{{ from: a, to: __end__ }}]\n"
+        )
+    };
+
+    for (more, part) in
+        [("approved: b", "'b', which is not a node"), ("field: f", "no field 'f'"), ("on_expiry: maybe", "maybe")]
+    {
+        let found = findings(&with(more));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains(part), "{found:?}");
+    }
+}
