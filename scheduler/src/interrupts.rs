@@ -68,7 +68,9 @@ impl Interrupts {
             Err(StoreError::Refused(refusal)) => {
                 warn!(run.id = %paused.id, interrupt.id = id, "The default answer to question {id} was not taken: {refusal}");
                 self.refused.push_back(id);
-                self.refused.truncate(REFUSED_MAX);
+                if self.refused.len() > REFUSED_MAX {
+                    self.refused.pop_front();
+                }
             }
             Err(error) => return Err(error),
         }
@@ -91,6 +93,6 @@ impl Pass for Interrupts {
             self.expire(record).await?;
             metrics::counter!("threadgate_interrupts_expired_total").increment(1);
         }
-        Ok(if is_full { Duration::ZERO } else { self.interval })
+        Ok(if is_full && !due.is_empty() { Duration::ZERO } else { self.interval })
     }
 }

@@ -188,13 +188,26 @@ impl AnswerBody {
     /// The answer in its canonical form; what fits the question is the admission's to say.
     fn into_answer(self, record: &InterruptRecord) -> Result<Answer, ApiError> {
         let missing = |name: &str| ApiError::field(vec!["body".into(), name.into()], "missing", "Field required");
-        let value = if record.question.kind == QuestionKind::Gate {
+        let is_gate = record.question.kind == QuestionKind::Gate;
+        let is_decision = is_gate || record.question.reason == APPROVAL;
+        // What says two things, or something the question does not ask, decides nothing.
+        for (name, is_there) in [
+            ("value", self.value.is_some() && (is_gate || self.outcome.is_some())),
+            ("outcome", self.outcome.is_some() && !is_decision),
+            ("arguments", self.arguments.is_some() && !is_gate),
+        ] {
+            if is_there {
+                let msg = "Value error, the question does not take this beside or instead of its answer";
+                return Err(ApiError::field(vec!["body".into(), name.into()], "value_error", msg));
+            }
+        }
+        let value = if is_gate {
             let mut answer = JsonMap::new();
             answer.insert("outcome".to_owned(), self.outcome.ok_or_else(|| missing("outcome"))?.into());
             answer.extend(self.arguments.map(|arguments| ("arguments".to_owned(), arguments)));
             answer.extend(self.comment.clone().map(|comment| ("comment".to_owned(), comment.into())));
             Json::Object(answer)
-        } else if record.question.reason == APPROVAL && self.value.is_none() {
+        } else if is_decision && self.value.is_none() {
             let approved = self.outcome.ok_or_else(|| missing("outcome"))? == "approved";
             let reason = self.comment.clone().map(|comment| ("reason".to_owned(), comment.into()));
             Json::Object([("approved".to_owned(), approved.into())].into_iter().chain(reason).collect())

@@ -192,8 +192,14 @@ async fn a_decision_may_be_said_in_one_word() {
         ("c", json!({"value": {"approved": true}}), r#"decided {"approved":true}"#),
     ] {
         let id = paused(&stack, thread).await;
-        let wrong = answer(&stack, &id, &json!({"outcome": "yes"})).await;
-        assert_eq!(wrong.error(), (422, "VALIDATION_ERROR".to_owned()));
+        for wrong in [
+            json!({"outcome": "yes"}),
+            json!({"value": {"approved": true}, "outcome": "denied"}),
+            json!({"outcome": "approved", "arguments": {"n": 1}}),
+        ] {
+            let refused = answer(&stack, &id, &wrong).await;
+            assert_eq!(refused.error(), (422, "VALIDATION_ERROR".to_owned()), "{wrong}");
+        }
 
         let run = answer(&stack, &id, &body).await.json()["run_id"].as_str().unwrap().to_owned();
 

@@ -189,6 +189,10 @@ fn results_of_client_tools_are_taken_once_and_for_calls_that_wait() {
     assert_eq!(admission.messages[1].plain_text(), "and?");
     let by_id = answers(&thread, &[(0, Given::Canonical(json!("by id")))]);
     assert_eq!(thread.admit(&by_id).unwrap().messages[0].content[0]["output"], "by id");
+    let block = json!({"type": "tool_result", "call_id": "c2", "output": "a block"});
+    let as_block = thread.admit(&answers(&thread, &[(0, Given::Canonical(block))])).unwrap();
+    assert_eq!(as_block.messages.len(), 1);
+    assert_eq!(as_block.messages[0].content[0]["output"], "a block");
 }
 
 /// No text of a client reaches a gated tool's result.

@@ -40,6 +40,9 @@ pub(super) fn take(open: &[OpenQuestion], manifest: &Manifest, input: &RunInput)
         check_time(asked, value, &input.answered_by)?;
         check_person(question, &input.answered_by)?;
         let (mut answered, result) = canonical(question, value, manifest)?;
+        // A result that is a message already is not added once more.
+        let call = question.call.as_ref().map(|call| call.call_id.as_str()).unwrap_or_default();
+        let result = result.filter(|_| !sent_results(input).contains(&call));
         input.answered_by.as_str().clone_into(&mut answered.by);
         if answered.comment.is_none() {
             answered.comment.clone_from(comment);
@@ -57,6 +60,13 @@ pub(super) fn take(open: &[OpenQuestion], manifest: &Manifest, input: &RunInput)
 
 /// Each answer with the index of its question and what was said about it.
 type Matched = Vec<(usize, Given, Option<String>)>;
+
+/// The calls whose results came as messages of the client's own.
+fn sent_results(input: &RunInput) -> Vec<&str> {
+    let results = input.messages.iter().filter(|message| message.role == Role::Tool);
+    let blocks = results.flat_map(|message| &message.content).filter(|block| block["type"] == "tool_result");
+    blocks.filter_map(|block| block["call_id"].as_str()).collect()
+}
 
 fn given(open: &[OpenQuestion], input: &RunInput) -> Result<Matched, Refusal> {
     let by_id = |id: &str| open.iter().position(|open| open.question.id == id);
@@ -241,12 +251,13 @@ fn outcome_answer(value: &Given) -> Result<Json, Refusal> {
     }
 }
 
-/// A block is a message of the client's own; any other value is the tool's output.
+/// A block is the result as it is; any other value is the tool's output.
 fn remote_answer(question: &Question, value: &Given) -> Result<(Json, Option<Message>), Refusal> {
     let call = question.call.as_ref().ok_or_else(|| Refusal::NotThisInterrupt(question.id.clone()))?;
     let result = match value {
         Given::Canonical(block) if block["type"] == "tool_result" && block["call_id"] == *call.call_id => {
-            return Ok((block.clone(), None));
+            let message = Message { content: vec![block.clone()], ..Message::text(Role::Tool, "") };
+            return Ok((block.clone(), Some(message)));
         }
         Given::Canonical(output) | Given::Resume(output) => {
             CallResult { status: CallStatus::Done, output: output.clone() }
